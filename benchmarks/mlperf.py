@@ -60,12 +60,12 @@ class Facts:
     steps_per_epoch: float = 0.0
 
 
-def check_optimizer(run: Run, name: str, *known: str) -> None:
+def check_optimizer(run: Run, name: str, *optimizers: str) -> None:
     """Raises ConfigError if MLPerf's benchmark `name` does not have the recipe's optimizer."""
-    if (optimizer := run.recipe["optimizer"]) not in known:
+    if (optimizer := run.recipe["optimizer"]) not in optimizers:
         raise ConfigError(
             f"config.optimizer={optimizer!r}: MLPerf's {name} has "
-            f"{', '.join(map(repr, known))} only"
+            f"{', '.join(map(repr, optimizers))} only"
         )
 
 
@@ -147,13 +147,13 @@ def entry(benchmark: str, form: str = "") -> Entry:
     Raises:
       ConfigError: MLPerf does not know the benchmark, or has no log of this form for it.
     """
-    known = _module(benchmark).ENTRY
-    if form and form not in known.targets:
+    rules = _module(benchmark).ENTRY
+    if form and form not in rules.targets:
         raise ConfigError(
-            f"config.mlperf.format={form!r}: MLPerf's {known.name} has no log of this form; use "
-            f"{' or '.join(map(repr, known.targets))}"
+            f"config.mlperf.format={form!r}: MLPerf's {rules.name} has no log of this form; use "
+            f"{' or '.join(map(repr, rules.targets))}"
         )
-    return known
+    return rules
 
 
 def entries() -> dict[str, Entry]:

@@ -200,12 +200,12 @@ def stage(request: Request, groups: Sequence[Sequence[str]]) -> None:
     """
     source, target = epath.Path(request.stage_from), request.staged
     patterns = [pattern for group in (*groups, [MANIFEST]) for pattern in group]
-    found = {p: matching_paths(f"{source}/{p}", str(source)) for p in patterns}
-    if not any(found[pattern] for pattern in groups[0]):
+    matches = {p: matching_paths(f"{source}/{p}", str(source)) for p in patterns}
+    if not any(matches[pattern] for pattern in groups[0]):
         raise UserError(f"STAGE_FROM={source} holds no files {' or '.join(groups[0])}")
     if os.path.realpath(source) == os.path.realpath(target):
         raise UserError(f"STAGE_FROM={source} is the job's own folder of copies: give another one")
-    names = {path.removeprefix(f"{source}/") for paths in found.values() for path in paths}
+    names = {path.removeprefix(f"{source}/") for paths in matches.values() for path in paths}
     copies = _copies(request)
     new = sorted(names - copies.keys()) if target.exists() else ()
     if foreign := [target / name for name in new if (target / name).exists()]:

@@ -1,4 +1,4 @@
-"""Computes with boxes: areas, overlaps, offsets from anchors, matches, and suppression.
+"""Boxes: area, IoU, deltas (the box coder), matching to anchors, and NMS.
 
 A box is (y0, x0, y1, x1) in continuous coordinates: its height is y1 - y0, without the "+ 1 pixel"
 of some older detectors. A box without area, such as the zeros of a padded list, overlaps nothing.
@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-# The weights of the offsets y, x, log height, log width; Fast R-CNN's targets of unit variance.
-WEIGHTS = (10.0, 10.0, 5.0, 5.0)
-LARGEST_LOG = math.log(1000 / 16)  # a decoded side is at most 62.5 times its anchor's
+# The box coder's weights of the deltas y, x, log height and log width (Fast R-CNN: unit variance).
+CODER_WEIGHTS = (10.0, 10.0, 5.0, 5.0)
+LARGEST_LOG = math.log(1000 / 16)  # Detectron's BBOX_XFORM_CLIP: at most 62.5 times the anchor
 _SMALLEST_SHARE = 1e-6  # a side / the anchor's, at least, so that logarithms are finite
 _COLUMNS = 128  # in the table of `_best_anchors`; the width of a TPU's tile
 
@@ -48,14 +48,14 @@ def iou(a: jax.typing.ArrayLike, b: jax.typing.ArrayLike) -> jax.Array:
 def encode_boxes(
     boxes: jax.typing.ArrayLike,
     anchors: jax.typing.ArrayLike,
-    weights: tuple[float, float, float, float] = WEIGHTS,
+    weights: tuple[float, float, float, float] = CODER_WEIGHTS,
 ) -> jax.Array:
-    """The offsets from anchors to boxes, which a detector learns (R-CNN, arXiv:1311.2524).
+    """The deltas from anchors to boxes, which a detector learns (R-CNN, arXiv:1311.2524).
 
     Args:
         boxes: f32[..., 4]. The logarithms of a box without area are finite, and mean nothing.
         anchors: f32[..., 4], each with area; broadcast against `boxes`.
-        weights: factors of the four offsets.
+        weights: factors of the four deltas.
 
     Returns:
         f32[..., 4]: the distances of the centres along y and x in heights and widths of the
@@ -64,27 +64,27 @@ def encode_boxes(
     """
     cy, cx, h, w = centred(boxes)
     anchor_y, anchor_x, anchor_h, anchor_w = centred(anchors)
-    offsets = (
+    deltas = (
         (cy - anchor_y) / anchor_h,
         (cx - anchor_x) / anchor_w,
         jnp.log(jnp.maximum(h / anchor_h, _SMALLEST_SHARE)),
         jnp.log(jnp.maximum(w / anchor_w, _SMALLEST_SHARE)),
     )
-    return jnp.stack([weight * each for weight, each in zip(weights, offsets, strict=True)], -1)
+    return jnp.stack([weight * delta for weight, delta in zip(weights, deltas, strict=True)], -1)
 
 
 def decode_boxes(
     deltas: jax.typing.ArrayLike,
     anchors: jax.typing.ArrayLike,
-    weights: tuple[float, float, float, float] = WEIGHTS,
+    weights: tuple[float, float, float, float] = CODER_WEIGHTS,
 ) -> jax.Array:
-    """The boxes f32[..., 4] at offsets `deltas` from `anchors`; undoes `encode_boxes`.
+    """The boxes f32[..., 4] at `deltas` from `anchors`; undoes `encode_boxes`.
 
-    A box is at most 62.5 times as high and wide as its anchor (1000 / 16, as in Detectron).
+    A box is at most 62.5 times as high and wide as its anchor.
     """
     anchor_y, anchor_x, anchor_h, anchor_w = centred(anchors)
     dy, dx, log_h, log_w = (
-        each / weight for each, weight in zip(_coordinates(deltas), weights, strict=True)
+        delta / weight for delta, weight in zip(_coordinates(deltas), weights, strict=True)
     )
     cy, cx = anchor_y + dy * anchor_h, anchor_x + dx * anchor_w
     half_h = 0.5 * anchor_h * jnp.exp(jnp.minimum(log_h, LARGEST_LOG))
@@ -101,15 +101,8 @@ def clip(
     """
     y0, x0, y1, x1 = _coordinates(boxes)
     height, width = jnp.asarray(height), jnp.asarray(width)
-    return jnp.stack(
-        [
-            jnp.clip(y0, 0, height),
-            jnp.clip(x0, 0, width),
-            jnp.clip(y1, 0, height),
-            jnp.clip(x1, 0, width),
-        ],
-        -1,
-    )
+    sides = ((y0, height), (x0, width), (y1, height), (x1, width))
+    return jnp.stack([jnp.clip(x, 0, side) for x, side in sides], -1)
 
 
 def _coordinates(boxes: jax.typing.ArrayLike) -> tuple[jax.Array, ...]:
@@ -140,7 +133,7 @@ def match(
     anchors: jax.typing.ArrayLike,
     threshold: float,
     *,
-    for_every_box: bool = True,
+    allow_low_quality_matches: bool = True,
 ) -> Match:
     """Gives each anchor the true box of the highest IoU, and each true box its best anchor.
 
@@ -154,15 +147,15 @@ def match(
         valid: bool[G]; the other boxes are padding. Boxes without area match nothing either.
         anchors: f32[N, 4].
         threshold: the least IoU of a positive anchor, above 0.
-        for_every_box: False leaves out the best anchors of true boxes: the threshold alone decides
-            (the second stage of Faster R-CNN, arXiv:1506.01497).
+        allow_low_quality_matches: False leaves out the best anchors of true boxes: the threshold
+            alone decides (the second stage of Faster R-CNN, arXiv:1506.01497).
 
     Returns:
         The matches of one image; for a batch, use `jax.vmap` over boxes and valid.
     """
     overlaps = iou(jnp.where(valid[:, None], boxes, 0), anchors)
     overlap, nearest = _highest(overlaps, 0)
-    if not for_every_box:
+    if not allow_low_quality_matches:
         return Match(nearest, overlap >= threshold, overlap)
     assigned = _best_anchors(*_highest(overlaps, 1), overlaps.shape[1])
     is_best = assigned >= 0
@@ -180,8 +173,8 @@ def take_by_product(values: jax.Array, index: jax.Array) -> jax.Array:
     high = lax.reduce_precision(values, 8, 7)  # a cast to bfloat16 and back is optimised away
     middle = lax.reduce_precision(values - high, 8, 7)
     parts = jnp.stack([high, middle, values - high - middle])
-    found = jnp.einsum("ng,pg...->pn...", chosen.astype(values.dtype), parts)
-    return found[0] + found[1] + found[2]
+    taken = jnp.einsum("ng,pg...->pn...", chosen.astype(values.dtype), parts)
+    return taken[0] + taken[1] + taken[2]
 
 
 def _highest(values: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
@@ -229,7 +222,7 @@ def _best_anchors(overlap: jax.Array, best: jax.Array, count: int) -> jax.Array:
 
 
 def nms(boxes: jax.Array, threshold: float, *, inclusive: bool) -> jax.Array:
-    """Which boxes greedy non-maximum suppression keeps.
+    """Which boxes greedy non-maximum suppression (NMS) keeps.
 
     The algorithm goes through the boxes in their order and keeps each one that no kept box before
     it suppresses. Here all boxes are decided at once, again and again, until nothing changes: a
@@ -272,43 +265,43 @@ def nms(boxes: jax.Array, threshold: float, *, inclusive: bool) -> jax.Array:
     return lax.while_loop(changed, decide, (valid, ~valid))[0]
 
 
-def best_detections(
+def postprocess_detections(
     boxes: jax.Array,
     scores: jax.Array,
     min_score: float,
-    iou: float,
-    most: int,
+    iou_threshold: float,
+    max_detections: int,
     candidates: int | None = None,
 ) -> dict[str, jax.Array]:
-    """The best detections of each image after suppression within each class.
+    """The best detections of each image after NMS within each class.
 
     Args:
         boxes: f32[b, N, 4], or f32[b, N, C, 4] with a separate box for each class.
         scores: f32[b, N, C], without the background.
         min_score: >= 0; detections whose score is not higher are dropped.
-        iou: where two detections of a class have this IoU or more, the better one stays.
-        most: how many detections an image has.
-        candidates: how many of the best detections of each class take part in its suppression;
-            None for `most`. Memory grows with C times its square.
+        iou_threshold: of two detections of a class with this IoU or more, the better one stays.
+        max_detections: how many detections an image has.
+        candidates: how many of the best detections of each class take part in its NMS; None for
+            `max_detections`. Memory grows with C times its square.
 
     Returns:
         {"boxes": f32[b, D, 4], "score": f32[b, D], "class": int32[b, D] from 1, "index":
-        int32[b, D], the detection's place among the N}, the best first; score 0 is padding. D is
-        `most`, or the number of all candidates if there are fewer.
+        int32[b, D], the detection's index among the N}, the best first; score 0 is padding. D is
+        `max_detections`, or the number of all candidates if there are fewer.
     """
-    of_class = min(candidates or most, boxes.shape[1])
-    top, index = lax.top_k(jnp.swapaxes(scores, 1, 2), of_class)  # [b, C, of_class]
+    per_class = min(candidates or max_detections, boxes.shape[1])
+    top, index = lax.top_k(jnp.swapaxes(scores, 1, 2), per_class)  # [b, C, per_class]
     if boxes.ndim == 3:
-        found = jax.vmap(lambda image, chosen: image[chosen])(boxes, index)
+        top_boxes = jax.vmap(lambda image, chosen: image[chosen])(boxes, index)
     else:
-        found = jnp.take_along_axis(jnp.swapaxes(boxes, 1, 2), index[..., None], 2)
-    found = jnp.where((top > min_score)[..., None], found, 0)
-    top = jnp.where(nms(found, iou, inclusive=True), top, 0)
+        top_boxes = jnp.take_along_axis(jnp.swapaxes(boxes, 1, 2), index[..., None], 2)
+    top_boxes = jnp.where((top > min_score)[..., None], top_boxes, 0)
+    top = jnp.where(nms(top_boxes, iou_threshold, inclusive=True), top, 0)
     flat = top.reshape(len(top), -1)
-    score, place = lax.top_k(flat, min(most, flat.shape[1]))
+    score, best = lax.top_k(flat, min(max_detections, flat.shape[1]))
     return {
-        "boxes": jnp.take_along_axis(found.reshape(len(top), -1, 4), place[..., None], 1),
+        "boxes": jnp.take_along_axis(top_boxes.reshape(len(top), -1, 4), best[..., None], 1),
         "score": score,
-        "class": (place // of_class + 1).astype(jnp.int32),
-        "index": jnp.take_along_axis(index.reshape(len(top), -1), place, 1),
+        "class": (best // per_class + 1).astype(jnp.int32),
+        "index": jnp.take_along_axis(index.reshape(len(top), -1), best, 1),
     }

@@ -1,6 +1,8 @@
-"""COCO's annotations: images, categories and objects, and the outline of each object.
+"""COCO's annotations: images, categories and objects, the outline of each object, and odd labels.
 
-An outline is the field `segmentation` of an object: polygons, or the run lengths of a mask.
+An outline is the field `segmentation` of an object: polygons, or the run lengths of a mask. A file
+that cannot be used is refused (DataError); `oddities` and `weaknesses` tell what spoils the score
+or the training of one that can be read.
 """
 
 import array
@@ -16,13 +18,18 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from common.errors import DataError, one_line, parse_json
+from common.errors import DataError, count, one_line, parse_json, some
 from common.text import decoded
 
 # Where a folder of records may have the annotations of the evaluation; the second is Google's.
 FILES = "instances_val*.json,raw-data/annotations/instances_val*.json"
 _INT32 = 2**31
 _LARGEST_COORDINATE = 1e9  # in pixels, either way
+_TINY, _FEW_TINY = 8, 0.05  # pixels, and the share of the objects that may be smaller
+_FEW = 20  # objects of a category
+_SSD_SIDE, _MASK_SIDES = 300, np.array([800, 1333])  # sides of the recipes' images
+
+Finding = tuple[str, str, str]  # status "warn", text and fix
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -160,13 +167,13 @@ def _images(rows: list[Any], path: str) -> tuple[list[str], list[int], list[tupl
 
 
 def _listed(
-    rows: list[Any], path: str, kind: tuple[str, str], name_key: str
+    rows: list[Any], path: str, nouns: tuple[str, str], name_key: str
 ) -> Iterator[tuple[int, str, dict[str, Any]]]:
     """(id, name, row) of each image or category; DataError names the first error.
 
-    `kind` is the word for one row and for several.
+    `nouns` are the word for one row and for several.
     """
-    one, several = kind
+    one, several = nouns
     seen = set()
     for i, row in enumerate(rows):
         row = row if isinstance(row, dict) else {}
@@ -275,7 +282,7 @@ def outline_mask(outline: Any, height: int, width: int) -> np.ndarray:
         runs = masks.merge(masks.frPyObjects(outline_lists(outline), height, width))
     elif isinstance(outline["counts"], list):
         runs = masks.frPyObjects(outline, height, width)
-    with warnings.catch_warnings():  # pycocotools 2.0.11 warns with NumPy 2
+    with warnings.catch_warnings():  # pycocotools warns with NumPy 2
         warnings.simplefilter("ignore", DeprecationWarning)
         inside = masks.decode(runs)
     if inside.sum() != masks.area(runs):  # too few runs, then pixels without a value
@@ -292,3 +299,52 @@ def mask_outline(inside: np.ndarray) -> dict[str, Any]:
     """The run-length encoding of bool[height, width], column by column."""
     edges = np.flatnonzero(np.diff(inside.T.ravel(), prepend=False, append=not inside[-1, -1]))
     return {"counts": np.diff(edges, prepend=0).tolist(), "size": [*inside.shape]}
+
+
+def oddities(annotations: Annotations) -> list[Finding]:
+    """Labels that must be mistakes: categories whose objects are all crowds, and copied boxes."""
+    findings: list[Finding] = []
+    total, labels = len(annotations.rows), annotations.category_ids
+    lost = np.setdiff1d(labels, labels[~annotations.crowd])
+    if len(lost):
+        number = int(np.isin(labels, lost).sum())
+        categories = count(len(lost), "category", "categories")
+        text = f"all {number:,} objects of {categories}, such as {lost[0]}, are crowds"
+        text += " (iscrowd 1): no score counts them, and Mask R-CNN does not learn them"
+        findings.append(("warn", text, "set iscrowd to 0 where an annotation is of one object"))
+    single = np.flatnonzero(~annotations.crowd)
+    columns = np.column_stack([annotations.rows, labels, annotations.boxes])[single]
+    _, first, times = np.unique(columns, axis=0, return_index=True, return_counts=True)
+    if copies := len(single) - len(first):
+        image = annotations.file_names[annotations.rows[single[first[times > 1].min()]]]
+        text = f"{copies:,} of {total:,} boxes are copies of others, with the same image, "
+        text += f"category and bbox, first in {image}: even a perfect detector misses them"
+        findings.append(("warn", text, "remove the copies from the annotations"))
+    return findings
+
+
+def weaknesses(annotations: Annotations, masks: bool) -> list[Finding]:
+    """What makes the training data weak: tiny objects, and categories with few objects.
+
+    `annotations` belong to the training images; with `masks` Mask R-CNN trains on them, else SSD.
+    """
+    findings: list[Finding] = []
+    if masks:
+        size = "Mask R-CNN's 800x1333"
+        sides = np.sort(annotations.sizes, axis=1)
+        factors = (_MASK_SIDES / sides).min(axis=1, keepdims=True)
+    else:
+        size, factors = f"SSD's {_SSD_SIDE}x{_SSD_SIDE}", _SSD_SIDE / annotations.sizes
+    seen = annotations.boxes[:, 3:1:-1] * factors[annotations.rows]
+    tiny = int((np.sqrt(seen.prod(axis=1).clip(0)) < _TINY).sum())
+    if tiny > _FEW_TINY * len(seen):
+        text = f"{tiny:,} of {len(seen):,} objects are smaller than {_TINY} pixels in {size}"
+        findings.append(("warn", text, "cut the images into parts, or train on larger ones"))
+    names, labels = dict(annotations.categories), annotations.category_ids[~annotations.crowd]
+    numbers, counts = np.unique(labels, return_counts=True)
+    if few := np.flatnonzero(counts < _FEW).tolist():
+        listed = some(f"{names[numbers[i]]} ({counts[i]})" for i in few)
+        categories = count(len(few), "category has", "categories have")
+        text = f"{categories} fewer than {_FEW} objects: {listed}"
+        findings.append(("warn", text, "label more of them"))
+    return findings

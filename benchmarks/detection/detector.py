@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from benchmarks.base import Group, HostBatch, Identity, Spec, Target
-from benchmarks.detection import coco, records, survey, weights
+from benchmarks.detection import coco, records, weights
 from benchmarks.detection.scoring import Scorer, headline
 from benchmarks.detection.settings import Data, Settings
 from benchmarks.records import RecordBenchmark
@@ -157,8 +157,8 @@ class Detector(RecordBenchmark):
 
         Reader(source.shards, pixels.jpegs_first(decode), source.check).decode_all()
 
-    def remarks(self, split: str) -> list[survey.Finding]:
-        return survey.oddities(self.annotations) if split == "eval" else []
+    def remarks(self, split: str) -> list[coco.Finding]:
+        return coco.oddities(self.annotations) if split == "eval" else []
 
     @functools.cached_property
     def classes(self) -> int:
@@ -217,7 +217,9 @@ class Detector(RecordBenchmark):
     # Model and score.
 
     def adopt(self, params: Any, model_state: Any, loaded: Any) -> tuple[Any, Any]:
-        return weights.adopt(self, super().adopt, params, model_state, loaded)
+        return weights.adopt(
+            self.settings, self.library, super().adopt, params, model_state, loaded
+        )
 
     @property
     def keeps_statistics(self) -> bool:

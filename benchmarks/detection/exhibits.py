@@ -86,10 +86,11 @@ def judge(annotations: Annotations, quality: Quality) -> tuple[list[Mistake], np
     mistakes, counts = [], np.zeros((len(row_of), 3), np.int64)
     for match in quality.matches:
         where = match.image_id, match.category_id
-        is_found = match.found_at >= MIN_SCORE
+        is_found = match.object_scores >= MIN_SCORE
         false = match.scores[(match.scores >= MIN_SCORE) & ~match.is_matched].tolist()
         counts[row_of[match.category_id]] += is_found.sum(), (~is_found).sum(), len(false)
-        mistakes += [Mistake(*where, 0, 1 - score) for score in match.found_at[~is_found].tolist()]
+        missed = match.object_scores[~is_found].tolist()
+        mistakes += [Mistake(*where, 0, 1 - score) for score in missed]
         mistakes += [Mistake(*where, score, score) for score in false]
     mistakes.sort(key=lambda mistake: -mistake.cost)
     return mistakes, counts

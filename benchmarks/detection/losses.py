@@ -32,7 +32,7 @@ def _cross_entropy(num_logits: int | None, logits: jax.Array, labels: jax.Array)
 
 
 def _forward(num_logits: int | None, logits: jax.Array, labels: jax.Array) -> Any:
-    used = _wide(logits[..., :num_logits])
+    used = _as_float32(logits[..., :num_logits])
     largest = jnp.max(used, -1)
     total = jnp.log(jnp.sum(jnp.exp(used - largest[..., None]), -1)) + largest
     picked = jnp.sum(jnp.where(_columns(used) == labels[..., None], used, 0), -1)
@@ -42,7 +42,7 @@ def _forward(num_logits: int | None, logits: jax.Array, labels: jax.Array) -> An
 def _backward(num_logits: int | None, saved: Any, gradient: jax.Array) -> Any:
     logits, labels, total = saved
     columns = _columns(logits)
-    probabilities = jnp.exp(_wide(logits) - total[..., None])
+    probabilities = jnp.exp(_as_float32(logits) - total[..., None])
     gradients = gradient[..., None] * (probabilities - (columns == labels[..., None]))
     if num_logits is not None:
         gradients = jnp.where(columns < num_logits, gradients, 0)
@@ -52,7 +52,7 @@ def _backward(num_logits: int | None, saved: Any, gradient: jax.Array) -> Any:
 _cross_entropy.defvjp(_forward, _backward)
 
 
-def _wide(x: jax.Array) -> jax.Array:
+def _as_float32(x: jax.Array) -> jax.Array:
     """`x` in float32; float64 stays float64."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 

@@ -1,4 +1,4 @@
-"""Scores detections with pycocotools as COCO does; evaluations load it, training does not."""
+"""COCO's score (mAP) of detections, by pycocotools; evaluations load it, training does not."""
 
 import functools
 import itertools
@@ -27,7 +27,7 @@ class Match(NamedTuple):
     category_id: int
     scores: np.ndarray  # float[m], of the detections
     is_matched: np.ndarray  # bool[m]
-    found_at: np.ndarray  # float[n], the score of the detection of each object, 0 without one
+    object_scores: np.ndarray  # float[n], of the detection of each object, 0 without one
 
 
 class Quality(NamedTuple):
@@ -43,8 +43,10 @@ class Quality(NamedTuple):
     matches: list[Match]
 
 
-def quality(annotations: Annotations, detections: Mapping[str, Any], kind: str = "bbox") -> Quality:
-    """Scores detections with pycocotools; any thread may call it, and it prints nothing.
+def quality(
+    annotations: Annotations, detections: Mapping[str, Any], iou_type: str = "bbox"
+) -> Quality:
+    """COCO's mAP and recalls, by pycocotools; any thread may call it, and it prints nothing.
 
     All images of the annotations count, with or without detections. pycocotools takes the best 100
     detections of each image and category.
@@ -54,12 +56,13 @@ def quality(annotations: Annotations, detections: Mapping[str, Any], kind: str =
       detections: columns image_id int[n], category_id int[n], score float[n], and bbox
         float[n, 4] (x, y, width, height in pixels) or, for `segm`, segmentation object[n] (run
         lengths as pycocotools compresses them). Numbers that are not finite make a detection void.
-      kind: "bbox" or "segm".
+      iou_type: "bbox" or "segm".
     """
-    rows = _detections(annotations, detections, kind)
+    rows = _detections(annotations, detections, iou_type)
     truth = index(annotations)
     others = {key: truth.dataset[key] for key in ("images", "categories")}
-    evaluation = _pycocotools()[1].COCOeval(truth, _index({**others, "annotations": rows}), kind)
+    predicted = _index({**others, "annotations": rows})
+    evaluation = _pycocotools()[1].COCOeval(truth, predicted, iou_type)
     _log_progress(evaluation)
     evaluation.evaluate()
     evaluation.accumulate()
@@ -76,14 +79,14 @@ def _matches(evaluation: Any) -> list[Match]:
         if row and row["aRng"] == all_sizes:
             score_of = dict(zip(row["dtIds"], row["dtScores"], strict=True))
             objects = zip(row["gtMatches"][0], row["gtIgnore"], strict=True)
-            found_at = [score_of.get(detection, 0.0) for detection, crowd in objects if not crowd]
+            object_scores = [score_of.get(number, 0.0) for number, crowd in objects if not crowd]
             matches.append(
                 Match(
                     row["image_id"],
                     row["category_id"],
                     np.array(row["dtScores"]),
                     row["dtMatches"][0] > 0,
-                    np.array(found_at),
+                    np.array(object_scores),
                 )
             )
     return matches
@@ -115,32 +118,32 @@ class Scorer:
 
         The result for the last rows is cached: --mode=eval scores and then shows the same rows.
         """
-        every = list(rows)
-        known, columns = self._last
-        if [id(score()) for score in known] != [id(row["score"]) for row in every]:
-            columns = self.make([self._in_order(row) for row in every] if self._by_id else every)
-            self._last = [weakref.ref(row["score"]) for row in every], columns
+        outputs = list(rows)
+        cached, columns = self._last
+        if [id(score()) for score in cached] != [id(row["score"]) for row in outputs]:
+            columns = self.make([*map(self._in_order, outputs)] if self._by_id else outputs)
+            self._last = [weakref.ref(row["score"]) for row in outputs], columns
         return columns
 
     def _in_order(self, row: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """A row of `predict` with the columns of all categories, where classes are ids."""
         ids = np.asarray([category for category, _ in self.annotations.categories])
-        place = np.searchsorted(ids, row["class"]).clip(max=len(ids) - 1)
-        known = ids[place] == row["class"]
-        return row | {"class": place + 1, "score": np.where(known, row["score"], 0)}
+        index = np.searchsorted(ids, row["class"]).clip(max=len(ids) - 1)
+        is_category = ids[index] == row["class"]
+        return row | {"class": index + 1, "score": np.where(is_category, row["score"], 0)}
 
     def make(self, rows: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
         """The columns of detections in `rows`, the outputs of `predict`."""
         ids = np.asarray([category for category, _ in self.annotations.categories])
         parts = []
         for row in rows:
-            image, place = np.nonzero(row["score"] > 0)
-            y0, x0, y1, x1 = np.moveaxis(row["boxes"][image, place].astype(np.float64), -1, 0)
+            image, index = np.nonzero(row["score"] > 0)
+            y0, x0, y1, x1 = np.moveaxis(row["boxes"][image, index].astype(np.float64), -1, 0)
             parts.append(
                 {
                     "image_id": row["image_id"][image],
-                    "category_id": ids[row["class"][image, place] - 1],
-                    "score": row["score"][image, place],
+                    "category_id": ids[row["class"][image, index] - 1],
+                    "score": row["score"][image, index],
                     "bbox": np.stack([x0, y0, x1 - x0, y1 - y0], axis=1),
                 }
             )
@@ -185,12 +188,12 @@ def index(annotations: Annotations) -> Any:
 
 
 def _detections(
-    annotations: Annotations, detections: Mapping[str, Any], kind: str
+    annotations: Annotations, detections: Mapping[str, Any], iou_type: str
 ) -> list[dict[str, Any]]:
     """All detections whose numbers are finite, as pycocotools' dicts."""
     images, categories = set(annotations.image_ids.tolist()), dict(annotations.categories)
     columns = [np.asarray(detections[n]).tolist() for n in ("image_id", "category_id", "score")]
-    shapes = detections["segmentation" if kind == "segm" else "bbox"]
+    shapes = detections["segmentation" if iou_type == "segm" else "bbox"]
     masks, rows = _pycocotools()[2], []
     for image_id, category, confidence, shape in zip(*columns, shapes, strict=True):
         if image_id not in images or category not in categories:
@@ -198,12 +201,12 @@ def _detections(
                 f"a detection of category {category} in image {image_id} does not fit the "
                 f"annotations {annotations.path}"
             )
-        box = [float(x) for x in (masks.toBbox(shape) if kind == "segm" else shape)]
+        box = [float(x) for x in (masks.toBbox(shape) if iou_type == "segm" else shape)]
         if not all(map(math.isfinite, (confidence, *box))):
             continue  # pycocotools would match it with any object, because nan < 0.5 is false
         row = {"id": len(rows) + 1, "image_id": image_id, "category_id": category, "bbox": box}
         row |= {"score": confidence, "iscrowd": 0, "area": box[2] * box[3]}
-        if kind == "segm":
+        if iou_type == "segm":
             row |= {"area": float(masks.area(shape)), "segmentation": shape}
         rows.append(row)
     return rows

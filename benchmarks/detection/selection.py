@@ -1,8 +1,8 @@
-"""Selects the largest of many numbers without sorting them.
+"""Top-k of many numbers without sorting them, by radix select.
 
 XLA turns a top-k with a large k into a full sort, which TPUs do slowly. A radix select finds the
 k-th largest number digit by digit, from the highest to the lowest. Each pass over the numbers
-counts how many are at least as large as the digits found so far and each possible next one.
+counts how many are at least as large as the prefix so far and each possible next digit.
 """
 
 import jax
@@ -49,30 +49,30 @@ def top_k(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     return values, jnp.take_along_axis(index, order, 1)
 
 
-def compact(mask: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
-    """The first positions of each row where a mask is True, in their order.
+def compact(mask: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """The first positions of each row where a mask is True (nonzero), in their order.
 
     Nothing is sorted. Positions are cut into lines; the cumulative counts of the lines tell which
     line has the r-th True value, and the counts within this line give its position.
 
     Args:
         mask: bool[b, N].
-        most: how many positions to list.
+        count: how many positions to list.
 
     Returns:
-        (index int32[b, most], valid bool[b, most]). Where a row has fewer True values, the rest of
-        `valid` is False and of `index` 0.
+        (index int32[b, count], valid bool[b, count]). Beyond a row's True values, `valid` is False
+        and `index` 0.
     """
     lines = jnp.pad(mask, ((0, 0), (0, -mask.shape[1] % _LINE))).reshape(len(mask), -1, _LINE)
     until = jnp.cumsum(jnp.sum(lines, 2, dtype=jnp.int32), 1)  # [b, lines]
-    ranks = jnp.arange(1, most + 1, dtype=jnp.int32)
-    line = jnp.sum(until[:, None] < ranks[:, None], 2, dtype=jnp.int32)  # [b, most]
+    ranks = jnp.arange(1, count + 1, dtype=jnp.int32)
+    line = jnp.sum(until[:, None] < ranks[:, None], 2, dtype=jnp.int32)  # [b, count]
     valid = ranks <= until[:, -1:]
     line = jnp.where(valid, line, 0)
     before = jnp.where(line > 0, take(until, line - 1), 0)
-    within = jnp.cumsum(take(lines, line), 2, dtype=jnp.int32)  # [b, most, _LINE]
-    place = jnp.sum(within < (ranks - before)[..., None], 2, dtype=jnp.int32)
-    return jnp.where(valid, line * _LINE + place, 0), valid
+    within = jnp.cumsum(take(lines, line), 2, dtype=jnp.int32)  # [b, count, _LINE]
+    column = jnp.sum(within < (ranks - before)[..., None], 2, dtype=jnp.int32)
+    return jnp.where(valid, line * _LINE + column, 0), valid
 
 
 def take(values: jax.Array, index: jax.Array) -> jax.Array:
@@ -94,11 +94,11 @@ def _largest(keys: jax.Array, k: jax.Array, bits: int) -> jax.Array:
     """The mask of the k largest integers in [..., n], or of all that are >= 0 if they are fewer."""
     kth = _kth_largest(keys, k, bits)[..., None]
     above, level = keys > kth, keys == kth
-    # The first numbers that equal the k-th largest fill up the rest.
+    # The first numbers that equal the k-th largest fill up what is missing.
     from_end = keys.shape[-1] - jnp.arange(keys.shape[-1], dtype=jnp.int32)
-    rest = k - jnp.sum(above, -1, dtype=jnp.int32)
+    missing = k - jnp.sum(above, -1, dtype=jnp.int32)
     ranked = jnp.where(level, from_end, 0)
-    last = _kth_largest(ranked, rest, keys.shape[-1].bit_length())[..., None]
+    last = _kth_largest(ranked, missing, keys.shape[-1].bit_length())[..., None]
     return above | (level & (from_end >= last))
 
 
@@ -106,15 +106,15 @@ def _kth_largest(keys: jax.Array, k: jax.Array, bits: int) -> jax.Array:
     """The k-th largest of integers [..., n] from 0 to 2**bits - 1; 0 where there are fewer."""
     rounds = -(-bits // _DIGIT)
 
-    def next_digit(i: jax.Array, found: jax.Array) -> jax.Array:
+    def next_digit(i: jax.Array, prefix: jax.Array) -> jax.Array:
         shift = (_DIGIT * (rounds - 1 - i)).astype(keys.dtype)
-        digit = jnp.zeros_like(found)
+        digit = jnp.zeros_like(prefix)
         for candidate in range(1, 2**_DIGIT):  # one pass counts for all of them
-            at_least = found | (jnp.asarray(candidate, keys.dtype) << shift)
+            at_least = prefix | (jnp.asarray(candidate, keys.dtype) << shift)
             count = jnp.sum(keys >= at_least[..., None], -1, dtype=jnp.int32)
             is_within = candidate >> (bits - shift) == 0
             digit += ((count >= k) & is_within).astype(keys.dtype)
-        return found | (digit << shift)
+        return prefix | (digit << shift)
 
     shape = jnp.broadcast_shapes(keys.shape[:-1], k.shape)
     return lax.fori_loop(0, rounds, next_digit, jnp.zeros(shape, keys.dtype))

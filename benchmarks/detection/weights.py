@@ -3,12 +3,13 @@
 They may come from a run or from another library. The module `library` of each detector's `MODEL`
 has the names and layouts of the other library's weights: `MODEL`, `matches(source)`, `FORMER`,
 `read_settings(source)` and `theirs(path, array, values)`. Its `renew_heads` adapts the heads to new
-classes. A `detector` here is a `benchmarks.detection.detector.Detector`.
+classes.
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 import benchmarks
+from benchmarks.detection.settings import Settings
 from benchmarks.uses import Imported
 from common.errors import CheckpointError, ConfigError, DataError
 from common.foreign import files
@@ -64,31 +66,32 @@ def follow(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     block = BottleneckBlock if config.get("resnet_bottleneck", False) else BasicBlock
     takes_any = not config.init_env and "resnet_bottleneck" in config
 
-    def fits(sizes: tuple[int, ...], kind: Any) -> bool:
+    def fits(sizes: tuple[int, ...], own_block: Any) -> bool:
         has_stages = not config.init_env or sizes[: len(stages)] == stages
-        return has_stages and (kind == block or takes_any)
+        return has_stages and (own_block == block or takes_any)
 
     if depth not in DEPTHS:
         return {}
-    sizes, kind = DEPTHS[depth]
-    if not fits(sizes, kind):
+    sizes, own_block = DEPTHS[depth]
+    if not fits(sizes, own_block):
         fitting = [str(number) for number, row in DEPTHS.items() if fits(*row)]
         fix = f": give a ResNet-{' or -'.join(fitting)}" if fitting else ""
         raise ConfigError(
-            f"{name} is a ResNet-{depth}, whose stages have {sizes} blocks ({kind.__name__}), not "
-            f"those of config.resnet_stages={stages} ({block.__name__}){fix}"
+            f"{name} is a ResNet-{depth}, whose stages have {sizes} blocks ({own_block.__name__}), "
+            f"not those of config.resnet_stages={stages} ({block.__name__}){fix}"
         )
     if config.init_env:
         return {}
     followed: dict[str, Any] = {"resnet_stages": sizes[: len(stages)]}
     followed["num_filters"] = values["num_filters"]
     if "resnet_bottleneck" in config:
-        followed["resnet_bottleneck"] = kind == BottleneckBlock
+        followed["resnet_bottleneck"] = own_block == BottleneckBlock
     return followed
 
 
 def adopt(
-    detector: Any,
+    settings: Settings,
+    library: ModuleType,
     merge: Callable[[Any, Any, Any], tuple[Any, Any]],
     params: Any,
     model_state: Any,
@@ -96,47 +99,47 @@ def adopt(
 ) -> tuple[Any, Any]:
     """Takes the arrays of a detector of the same kind, or of a ResNet for the backbone.
 
-    With `config.new_classes`, the detector's `renew_heads` adapts the heads. CheckpointError says
+    With `config.new_classes`, the library's `renew_heads` adapts the heads. CheckpointError says
     that an array of the backbone is missing or of another shape.
 
     Args:
-      detector: the detector that begins with the arrays.
+      settings, library: of the detector that begins with the arrays.
       merge: takes the arrays whose path and shape are the same.
       params, model_state: the detector's initial arrays.
       loaded: {"params": ..., "model_state": ...} of the other model.
     """
     initial = by_name(params)
     if "backbone" not in loaded["params"]:  # a ResNet's arrays
-        state = {kind: {"backbone": arrays} for kind, arrays in loaded["model_state"].items()}
+        state = {name: {"backbone": arrays} for name, arrays in loaded["model_state"].items()}
         loaded = {"params": {"backbone": loaded["params"]}, "model_state": state}
     params, model_state = merge(params, model_state, loaded)
-    theirs, keys = by_name(loaded), detector.settings.backbone
-    for name, mine in by_name({"params": params, "model_state": model_state}).items():
+    theirs, keys = by_name(loaded), settings.backbone
+    for name, own in by_name({"params": params, "model_state": model_state}).items():
         other = theirs.get(name)
-        if "/backbone/" in name and (other is None or other.shape != mine.shape):
+        if "/backbone/" in name and (other is None or other.shape != own.shape):
             has = "is missing" if other is None else f"has the shape {other.shape}"
             raise CheckpointError(
-                f"{name} {has}, the backbone needs {mine.shape}: give a ResNet with the "
+                f"{name} {has}, the backbone needs {own.shape}: give a ResNet with the "
                 f"config.resnet_stages={keys.resnet_stages} and "
                 f"config.num_filters={keys.num_filters} of the detector, or such a detector"
             )
-    if detector.settings.tuning.new_classes:
+    if settings.tuning.new_classes:
         if isinstance(next(iter(initial.values())), jax.ShapeDtypeStruct):
             # So that these arrays count as taken in part here, too
             initial = {name: np.zeros(x.shape, x.dtype) for name, x in initial.items()}
-        mine = detector.library.renew_heads(detector, initial, by_name(loaded["params"]))
-        params = unflatten_dict(by_name(params) | mine, sep="/")
+        heads = library.renew_heads(settings, initial, by_name(loaded["params"]))
+        params = unflatten_dict(by_name(params) | heads, sep="/")
     return params, model_state
 
 
-def read_foreign_settings(kind: Any, file: str) -> Described | None:
+def read_foreign_settings(library: ModuleType, file: str) -> Described | None:
     """The keys of another library's detector and notes on it; None if `file` has no such detector.
 
-    `kind` is the `library` of the benchmark.
+    `library` is that of the benchmark.
     """
     source = files.peek(file)
-    if kind.matches(source):
-        return described(kind, source)[1:]
+    if library.matches(source):
+        return described(library, source)[1:]
     for name in benchmarks.names():
         theirs = benchmarks.model(name).library
         if theirs and theirs.matches(source):
@@ -144,42 +147,42 @@ def read_foreign_settings(kind: Any, file: str) -> Described | None:
     return None
 
 
-def described(kind: Any, source: Foreign) -> tuple[Mapping[str, np.ndarray], *Described]:
+def described(library: ModuleType, source: Foreign) -> tuple[Mapping[str, np.ndarray], *Described]:
     """A file's arrays by their newest names, and the settings that they imply."""
     arrays = {}
     for name, array in source.arrays.items():
         layer, dot, leaf = name.rpartition(".")
-        arrays[f"{kind.FORMER.get(layer, layer)}{dot}{leaf}"] = array
+        arrays[f"{library.FORMER.get(layer, layer)}{dot}{leaf}"] = array
     try:
-        return arrays, *kind.read_settings(dataclasses.replace(source, arrays=arrays))
+        return arrays, *library.read_settings(dataclasses.replace(source, arrays=arrays))
     except (KeyError, ValueError) as error:
         raise DataError(
-            f"{source.path} is {kind.MODEL}, but incomplete: it lacks {error}"
+            f"{source.path} is {library.MODEL}, but incomplete: it lacks {error}"
         ) from error
 
 
 def read_foreign(detector: Any, file: str) -> Imported:
     """Reads weights that a detector can begin with: a detector's of the same kind, or a ResNet's.
 
-    DataError: the file holds neither, or a detector of other sizes than the config's.
+    `detector` is a `Detector`. DataError: the file holds neither, or a detector of other sizes.
     """
-    source, kind = files.read(file), detector.library
-    if not kind.matches(source):
+    source, library = files.read(file), detector.library
+    if not library.matches(source):
         folded = getattr(detector.settings.backbone, "space_to_depth", False)
         read = benchmarks.model("resnet").foreign_weights
         assert read is not None
         try:
             return read(source, folded)
         except DataError as error:
-            raise DataError(f"{error}; nor is it {kind.MODEL}") from error
-    arrays, values, _ = described(kind, source)
+            raise DataError(f"{error}; nor is it {library.MODEL}") from error
+    arrays, values, _ = described(library, source)
     keys = detector.settings
     data = dataclasses.replace(keys.data, num_classes=values["num_classes"])
     same = type(detector)(dataclasses.replace(keys, data=data), "")
     params, state = jax.eval_shape(same.init, jax.random.key(0))
     named = by_name({"params": params, "model_state": state})
     shapes = {path: tuple(leaf.shape) for path, leaf in named.items()}
-    layout = functools.partial(kind.theirs, values=values)
+    layout = functools.partial(library.theirs, values=values)
     tree = unflatten_dict(files.adapt(file, arrays, shapes, layout), sep="/")
     imported = {"path": file, "format": source.format, "sha256": source.sha256}
     # The files do not say it: torchvision and the reference train on these pixels.
@@ -187,7 +190,7 @@ def read_foreign(detector: Any, file: str) -> Imported:
     imported |= {"mean": mean, "std": std, "channels": "RGB"}
     count = sum(array.size for array in jax.tree.leaves(tree["params"]))
     summary = (
-        f"{file} ({source.format}): {kind.MODEL}, {count:,} parameters, {values['num_classes']} "
+        f"{file} ({source.format}): {library.MODEL}, {count:,} parameters, {values['num_classes']} "
         f"classes, SHA-256 {source.sha256[:12]}"
     )
     return Imported(file, tree["params"], tree["model_state"], {"imported": imported}, summary)

@@ -19,7 +19,7 @@ import optax
 
 from benchmarks.base import Benchmark, HostBatch, Identity, Spec, Target, Terms, mean_scores
 from benchmarks.ncf import models
-from benchmarks.ncf.input_pipeline import Sampler
+from benchmarks.ncf.input_pipeline import NegativeSampler
 from benchmarks.ncf.ratings import ML_20M, TARGET, Interactions, load_interactions
 from benchmarks.ncf.use import NcfUses
 from benchmarks.uses import Uses
@@ -117,9 +117,9 @@ class Ncf(Benchmark):
         return data
 
     @functools.cached_property
-    def _sampler(self) -> Sampler:
-        settings = self.settings
-        return Sampler(self.data, settings.seed, settings.train_negatives, settings.eval_negatives)
+    def _sampler(self) -> NegativeSampler:
+        keys = self.settings
+        return NegativeSampler(self.data, keys.seed, keys.train_negatives, keys.eval_negatives)
 
     def num_examples(self, split: str) -> int:
         data = self.data
@@ -231,7 +231,7 @@ class Ncf(Benchmark):
     ) -> dict[str, jax.Array]:
         """Each user, whether the held-out item is among the first 10, and its gain there."""
         scores = self.logits(params, batch["user"], batch["items"])
-        hit, gain = models.hits(models.ranks(scores, batch["items"]))
+        hit, gain = models.hr_and_ndcg(models.ranks(scores, batch["items"]))
         hits = {f"hr_at_{models.TOP}": hit, f"ndcg_at_{models.TOP}": gain}
         return {"user": batch["user"], **hits}
 

@@ -1,4 +1,4 @@
-"""Batches of NCF as arithmetic: the examples of a step are a function of (seed, step).
+"""NCF's batches with sampled negatives, as arithmetic: a function of (seed, step) alone.
 
 Training examples are numbered. With n negatives per positive, example x belongs to positive
 x // (n + 1): it is the positive itself if x % (n + 1) is 0, else a negative that is drawn for it.
@@ -26,8 +26,8 @@ _TRAIN_PIECE = 65_536  # examples drawn at a time: short calls would contend for
 _ORDER, _TRAIN, _EVAL = 11, 12, 13  # hashed with the seed, so that draws are independent
 
 
-class Sampler:
-    """Draws the batches of a run from its interactions."""
+class NegativeSampler:
+    """Draws the batches of a run: positives, and for each some negatives (negative sampling)."""
 
     def __init__(self, data: Interactions, seed: int, train_negatives: int, eval_negatives: int):
         self._data, self._seed = data, seed
@@ -123,8 +123,8 @@ class Sampler:
     def candidates(self, users: np.ndarray) -> np.ndarray:
         """int32[k, 1 + negatives]: the held-out item of users int32[k], then their negatives.
 
-        The negatives are drawn from (seed, user), with replacement, from the items that the user
-        has not rated.
+        It is leave-one-out evaluation. The negatives are drawn from (seed, user), with replacement,
+        from the items that the user has not rated.
         """
         candidates = np.empty((len(users), 1 + self._eval_negatives), np.int32)
         candidates[:, 0] = self._data.held_out[users]

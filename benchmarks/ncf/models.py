@@ -1,8 +1,8 @@
-"""NeuMF, a generalised matrix factorisation next to a perceptron, and how well it ranks an item.
+"""NeuMF: generalised matrix factorisation (GMF) beside an MLP; the ranks for HR@10 and NDCG@10.
 
 The model is He et al.'s (2017, arXiv:1708.05031). As in MLPerf's TPU implementation, users have one
 table and items another, whose rows hold the embeddings of both parts, one after the other. With a
-factorisation of 64 and a perceptron of 256, 256, 128, 64 it has 31,832,577 parameters on ml-20m.
+factorisation of 64 and an MLP of 256, 256, 128, 64 it has 31,832,577 parameters on ml-20m.
 """
 
 import math
@@ -20,7 +20,7 @@ class NeuMF(nn.Module):
     num_users: int
     num_items: int
     gmf_dim: int  # width of the factorisation
-    mlp_layers: tuple[int, ...]  # widths of the perceptron; the first is half user, half item
+    mlp_layers: tuple[int, ...]  # widths of the MLP; the first is half user, half item
 
     @nn.compact
     def __call__(self, user: jax.Array, item: jax.Array) -> jax.Array:
@@ -52,7 +52,7 @@ def ranks(scores: jax.Array, items: jax.Array) -> jax.Array:
     return jnp.sum(counts & is_before, axis=1, dtype=jnp.int32)
 
 
-def hits(rank: jax.Array) -> tuple[jax.Array, jax.Array]:
+def hr_and_ndcg(rank: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The terms (hit, gain) f32[b] of HR@10 and NDCG@10 for ranks i32[b] from 0.
 
     hit is 1 for ranks below 10, else 0. gain is ln 2 / ln(rank + 2) there, the NDCG of a single

@@ -36,12 +36,12 @@ _OTHER_CODE = re.compile(rb"[\x80-\x9f]|[\xa0-\xff]{3}")
 class Finder:
     """Finds rows of the model's tables by the ids or the names of users or items.
 
-    `ids` are uint32[rows], rising; `names` has the known names by id. `kind` is "user" or "item",
-    for messages.
+    `ids` are uint32[rows], rising; `names` has names by id. `noun` is "user" or "item", for
+    messages.
     """
 
-    def __init__(self, kind: str, ids: np.ndarray, names: Mapping[int, str]):
-        self.kind, self.ids, self.names = kind, ids, names
+    def __init__(self, noun: str, ids: np.ndarray, names: Mapping[int, str]):
+        self.noun, self.ids, self.names = noun, ids, names
         self._rows: dict[str, list[int]] = {}
         for number, name in names.items():
             if _key(name) and (row := self._position(number)) is not None:
@@ -55,9 +55,9 @@ class Finder:
     def find(self, text: str) -> Iterator[tuple[str, int | str]]:
         """Looks up each part of a text: (the part, its row or the reason why it has none).
 
-        Commas separate names. A name may contain commas too: the longest known name is taken, and
-        quotes are ignored. A name takes precedence over an id. Blanks and semicolons also separate
-        ids.
+        Commas separate names. A name may contain commas too: the longest one that exists is taken,
+        and quotes are ignored. A name takes precedence over an id. Blanks and semicolons also
+        separate ids.
         """
         parts = text.split(",")
         while parts:
@@ -78,7 +78,7 @@ class Finder:
         rows = [row for row in rows if normal_name(self.name(row)) == wanted] or rows
         if len(rows) > 1:
             numbers = ", ".join(str(self.ids[row]) for row in rows[:5])
-            return f"the {self.kind}s {numbers} have this name: give the id of one"
+            return f"the {self.noun}s {numbers} have this name: give the id of one"
         return rows[0] if rows else self._position(int(name)) if _is_id(name) else None
 
     def _position(self, number: int) -> int | None:
@@ -90,15 +90,15 @@ class Finder:
     def _closest(self, name: str) -> str:
         """A message that nothing has this name, with the names that are most similar."""
         if _is_id(name):
-            return f"the model does not have this {self.kind}"
+            return f"the model does not have this {self.noun}"
         if not self._rows:
-            return f"no id of a{'n' * (self.kind == 'item')} {self.kind}: give an integer"
+            return f"no id of a{'n' * (self.noun == 'item')} {self.noun}: give an integer"
         key = _key(name)
-        keys = sorted((known for known in self._rows if key in known), key=len)[:3]
-        keys = keys or difflib.get_close_matches(key, self._rows, 3)
-        like = "; ".join(self.name(self._rows[known][0]) for known in keys)
+        similar = sorted((name for name in self._rows if key in name), key=len)[:3]
+        similar = similar or difflib.get_close_matches(key, self._rows, 3)
+        like = "; ".join(self.name(self._rows[name][0]) for name in similar)
         closest = f"; the closest: {like}" if like else ""
-        return f"the model has no {self.kind} of this name{closest}"
+        return f"the model has no {self.noun} of this name{closest}"
 
 
 def _key(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The losses and the accuracies of classification."""
+"""Losses with label smoothing and mixed labels (mixup, CutMix), and accuracies of classes."""
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +11,10 @@ _PRESENT = 0.2  # a label with a larger share than this is in the image
 def cross_entropy(
     logits: jax.Array,
     labels: jax.Array,
-    others: jax.Array | None,
+    second_labels: jax.Array | None,
     share: jax.Array | None,
     smoothing: float,
-    kind: str,
+    loss: str,
 ) -> jax.Array:
     """f32[b]: the cross-entropy of each row.
 
@@ -29,23 +29,23 @@ def cross_entropy(
     Args:
       logits: f32[b, K].
       labels: int32[b].
-      others: int32[b], or None for one label per row.
-      share: f32[b] in [0, 1], of the first label; None if `others` is.
+      second_labels: int32[b], or None for one label per row.
+      share: f32[b] in [0, 1], of the first label; None if `second_labels` are.
       smoothing: in [0, 1).
-      kind: "softmax", "bce_sum", "bce_mean" or "bce_binary".
+      loss: "softmax", "bce_sum", "bce_mean" or "bce_binary".
     """
     classes = logits.shape[-1]
     targets = jax.nn.one_hot(labels, classes)
     if share is not None:
         targets *= share[:, None]
-        targets += (1 - share)[:, None] * jax.nn.one_hot(others, classes)
+        targets += (1 - share)[:, None] * jax.nn.one_hot(second_labels, classes)
     targets = optax.smooth_labels(targets, smoothing)
-    if kind == "softmax":
+    if loss == "softmax":
         return optax.softmax_cross_entropy(logits, targets)
-    if kind == "bce_binary":
+    if loss == "bce_binary":
         targets = (targets > _PRESENT).astype(targets.dtype)
     losses = optax.sigmoid_binary_cross_entropy(logits, targets)
-    return jnp.sum(losses, -1) if kind == "bce_sum" else jnp.mean(losses, -1)
+    return jnp.sum(losses, -1) if loss == "bce_sum" else jnp.mean(losses, -1)
 
 
 def accuracies(logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:

@@ -26,7 +26,7 @@ ENTRY = Entry(
     ruleset="4.0.0",
 )
 _LAYERS = {"conv_stem": "conv0", "bn_stem": "bn0"}
-_KINDS = {"kernel": "weight", "scale": "gamma", "bias": "beta"}
+_LEAVES = {"kernel": "weight", "scale": "gamma", "bias": "beta"}
 
 
 def facts(run: Run) -> Facts:
@@ -38,14 +38,14 @@ def facts(run: Run) -> Facts:
 
 def tensor(name: str) -> str:
     """The reference's name of a parameter such as "stage1_block1/conv1/kernel"."""
-    *block, layer, kind = name.split("/")
+    *block, layer, leaf = name.split("/")
     if layer == "head":
-        return f"fc1_{kind.replace('kernel', 'weight')}"
+        return f"fc1_{leaf.replace('kernel', 'weight')}"
     if not block:
-        return f"{_LAYERS.get(layer, layer)}_{_KINDS[kind]}"
+        return f"{_LAYERS.get(layer, layer)}_{_LEAVES[leaf]}"
     unit = block[0].replace("_block", "_unit")
     layer = layer.replace("conv_proj", "conv1sc").replace("bn_proj", "bnsc")
-    return f"{unit}_{layer}_{_KINDS[kind]}"
+    return f"{unit}_{layer}_{_LEAVES[leaf]}"
 
 
 def steps_per_epoch(run: Run) -> float:

@@ -1,4 +1,4 @@
-"""The size of training images as a function of the step: small first, which costs less.
+"""Progressive resizing: the size of training images as a function of the step, small first.
 
 Training on small images first and on large ones at the end reaches nearly the same accuracy in
 less time (Howard 2018, fast.ai's DAWNBench entry; Tan and Le 2021, EfficientNetV2,

@@ -1,8 +1,8 @@
-"""Variants of ResNet v1.5: each `compose_` takes a `models.ResNet` and returns it with other parts.
+"""Variants of ResNet v1.5: v1, v2, ResNet-D, squeeze-and-excite, blur pool, stochastic depth.
 
-They can be applied to each other's results. `benchmarks.resnet.architecture` has the recipe's key
-for each, and refuses combinations that cannot work. `padding` is the padding of the stem's
-max-pool.
+Each `compose_` takes a `models.ResNet` and returns it with other parts. They can be applied to each
+other's results. `benchmarks.resnet.architecture` has the recipe's key for each, and refuses
+combinations that cannot work. `padding` is the padding of the stem's max-pool.
 """
 
 from functools import partial
@@ -35,8 +35,8 @@ def compose_v1(model: ResNet) -> ResNet:
     def block(filters: int, conv: ModuleDef, norm: ModuleDef, stride: int, **others: Any) -> Any:
         strides = {"conv1": stride, "conv2": 1}
 
-        def strided(features: int, size: tuple[int, int], stride: int = 1, **rest: Any) -> Any:
-            return conv(features, size, strides.get(rest["name"], stride), **rest)
+        def strided(features: int, size: tuple[int, int], stride: int = 1, **options: Any) -> Any:
+            return conv(features, size, strides.get(options["name"], stride), **options)
 
         return model.block(filters, strided, norm, stride, **others)
 
@@ -113,11 +113,11 @@ def compose_deep_stem(model: ResNet, padding: Any) -> ResNet:
     """
 
     def block(filters: int, conv: ModuleDef, *parts: Any, **others: Any) -> Any:
-        def mean_projection(features: int, size: Any, stride: int = 1, **rest: Any) -> Any:
-            if rest["name"] != "conv_proj" or stride != 2:
-                return conv(features, size, stride, **rest)
+        def mean_projection(features: int, size: Any, stride: int = 1, **options: Any) -> Any:
+            if options["name"] != "conv_proj" or stride != 2:
+                return conv(features, size, stride, **options)
             pool = partial(nn.avg_pool, window_shape=(2, 2), strides=(2, 2), padding="SAME")
-            return lambda x: conv(features, size, **rest)(pool(x, count_include_pad=False))
+            return lambda x: conv(features, size, **options)(pool(x, count_include_pad=False))
 
         return model.block(filters, mean_projection, *parts, **others)
 
@@ -206,10 +206,10 @@ def compose_blur_pool(model: ResNet) -> ResNet:
 
     def conv(features: int, size: tuple[int, int], stride: int = 1, **others: Any) -> ModuleDef:
         def apply(x: jax.Array) -> jax.Array:
-            rest = stride
+            remaining = stride
             if stride > 1 and x.shape[-1] >= MIN_BLUR_CHANNELS:
-                x, rest = (blur(x, stride), 1) if size == (1, 1) else (blur(x), stride)
-            return model.conv(features, size, rest, **others)(x)
+                x, remaining = (blur(x, stride), 1) if size == (1, 1) else (blur(x), stride)
+            return model.conv(features, size, remaining, **others)(x)
 
         return apply
 
@@ -232,10 +232,10 @@ def blur(x: jax.Array, stride: int = 1) -> jax.Array:
 
 
 def compose_stochastic_depth(model: ResNet, last: float, seeds: jax.Array) -> ResNet:
-    """`model` for the training rows with these seeds, int32[b]: some lack a block's branch.
+    """Stochastic depth of `model` for training rows with these seeds, int32[b].
 
-    The branch of the last block is dropped with the probability `last`, the branch of the first
-    block never. Huang et al. 2016 (arXiv:1603.09382). As in timm, each row is drawn separately, and
+    The branch of the last block is dropped with the probability `last`, that of the first block
+    never. Huang et al. 2016 (arXiv:1603.09382). As in timm, each row is drawn separately, and
     the kept branches are scaled in training, so that evaluation needs no factor.
     """
     names = _block_names(model)
@@ -263,8 +263,8 @@ def branch_factors(rate: float, seeds: jax.Array, block: int) -> jax.Array:
 def scale_branch(y: jax.Array, factors: jax.Array) -> jax.Array:
     """float[b, h, w, c], each row times its factor f32[b]."""
     # In bfloat16 the factor alone would be wrong by 0.2 %.
-    wide = y.astype(jnp.promote_types(y.dtype, jnp.float32)) * factors[:, None, None, None]
-    return wide.astype(y.dtype)
+    scaled = y.astype(jnp.promote_types(y.dtype, jnp.float32)) * factors[:, None, None, None]
+    return scaled.astype(y.dtype)
 
 
 def compose_pallas(model: ResNet, padding: Any) -> ResNet:
@@ -280,9 +280,9 @@ def compose_pallas(model: ResNet, padding: Any) -> ResNet:
     opens = names[: min(sum(model.stage_sizes[:_PALLAS_STAGES]), len(names) - 1)]
 
     def block(*parts: Any, name: str) -> Any:
-        if (kind := device_kind()) in _WITHOUT_PALLAS:
+        if (device := device_kind()) in _WITHOUT_PALLAS:
             raise ConfigError(
-                f"config.kernels='pallas': {kind} cannot multiply bfloat16 in a Pallas kernel; "
+                f"config.kernels='pallas': {device} cannot multiply bfloat16 in a Pallas kernel; "
                 "use 'xla'"
             )
         return gram_boundary.BottleneckBlock(*parts, opens=name in opens, name=name)

@@ -3,11 +3,11 @@
 A run goes through these files in this order:
 
     vocabulary.py     text to token ids and back; its subwords have tensor2tensor's rules
-    rows.py           records of sentence pairs: form, errors, vocabulary, manifest.json
+    schema.py         records of sentence pairs: form, errors, vocabulary, manifest.json
     translator.py     the benchmark that both packages extend: keys, vocabulary, references
     transformer/      rows packed with several pairs: records, network, loss, beam search
     gnmt/             pairs in memory, in buckets of similar length: network, loss, beam search
-    search.py         what both beam searches share
+    beam_search.py    what both beam searches share
     evaluation.py     batches of sentences to translate, their references, and scores
     use.py            what a trained translator is good for: it translates, and shows translations
 

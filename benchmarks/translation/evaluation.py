@@ -25,7 +25,7 @@ def batches(
 ) -> Iterator[HostBatch]:
     """Every sentence once over all shards, sorted by length.
 
-    Yields inputs int32[h, size], where `size` is the least of `sizes` that fits all of the global
+    Yields inputs int32[h, size], where `size` is the first of `sizes` that fits all of the global
     batch; id int32[h], the row of `sentences`; and mask float32[h].
 
     Args:
@@ -41,9 +41,9 @@ def batches(
     for begin in range(0, len(order), batch_size):
         batch = order[begin : begin + batch_size]
         size = next(size for size in sizes if size >= lengths[batch[-1]])
-        mine = batch[shard * rows : (shard + 1) * rows]
-        arrays = {"inputs": sentences[mine, :size], "id": mine.astype(np.int32)}
-        yield decoding.pad_batch(arrays, len(mine), rows)
+        share = batch[shard * rows : (shard + 1) * rows]
+        arrays = {"inputs": sentences[share, :size], "id": share.astype(np.int32)}
+        yield decoding.pad_batch(arrays, len(share), rows)
 
 
 def find_text(data_dir: str, names: str, key: str) -> list[str]:
@@ -90,8 +90,8 @@ def tokenizer(references: Sequence[str]) -> str:
     scripts = {c: re.split("[ -]", unicodedata.name(c, ""))[0] for c in {*text} if c.isalpha()}
     words = {c: _WORDS[script] for c, script in scripts.items() if script in _WORDS}
     counts = collections.Counter(map(words.__getitem__, filter(words.__contains__, text)))
-    others = text.translate(dict.fromkeys(map(ord, words), " "))
-    if counts.total() <= len(re.findall(r"[^\W\d_]+", others)):  # their words, of any length
+    remaining = text.translate(dict.fromkeys(map(ord, words), " "))
+    if counts.total() <= len(re.findall(r"[^\W\d_]+", remaining)):  # their words, of any length
         return BLANKS
     # Japanese has kana beside Chinese letters, Chinese next to none.
     return "char" if 10 * counts["char"] > counts["zh"] else "zh"
@@ -128,7 +128,7 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str], words: str = "") 
     }
 
 
-def others(
+def chrf_and_ter(
     hypotheses: Sequence[str], references: Sequence[str], names: Sequence[str]
 ) -> dict[str, float]:
     """chrF and TER, which are reported beside BLEU, as fractions, with sacrebleu's defaults.

@@ -1,4 +1,4 @@
-"""Cross-entropy with smoothed labels, in slices: GNMT's loss, and the Transformer's on CPUs.
+"""Cross-entropy with label smoothing, in slices: GNMT's loss, and the Transformer's on CPUs.
 
 The logits of a batch are as large as the vocabulary times its tokens. Here they exist for one slice
 of the steps at a time, and are computed once: the forward pass also makes the gradients.
@@ -14,9 +14,9 @@ import jax.numpy as jnp
 
 from common.layers import device_kind, sums
 
-BARRED = -1e9  # the logit of a column that is no word
+MASKED_LOGIT = -1e9  # of columns that are no words and of masked keys; finite: no row is nan
 _CACHED = 1 << 21  # logits of a slice on CPUs: 8 MB in float32 stay in the caches
-_THICK = 128  # tokens of a slice on CPUs, at least: the products of fewer are slow
+_MIN_TOKENS = 128  # of a slice on CPUs: the products of fewer are slow
 
 
 class _Rule(NamedTuple):
@@ -32,10 +32,10 @@ def logits(
     The product is in the dtype of the features. Columns from `vocab_size` on only fill up the
     kernel float32[H, Vp] and the bias float32[Vp]; their logits are -1e9.
     """
-    wide = jnp.promote_types(features.dtype, jnp.float32)
-    product = jnp.dot(features, kernel.astype(features.dtype), preferred_element_type=wide)
-    product = product if bias is None else product + bias.astype(wide)
-    return jnp.where(jnp.arange(product.shape[-1]) < vocab_size, product, BARRED)
+    dtype = jnp.promote_types(features.dtype, jnp.float32)
+    product = jnp.dot(features, kernel.astype(features.dtype), preferred_element_type=dtype)
+    product = product if bias is None else product + bias.astype(dtype)
+    return jnp.where(jnp.arange(product.shape[-1]) < vocab_size, product, MASKED_LOGIT)
 
 
 def smoothed_cross_entropy(
@@ -74,7 +74,7 @@ def smoothed_cross_entropy(
     if device_kind() == "cpu":
         features = features.reshape(-1, features.shape[-1])
         targets, weights = targets.reshape(-1), weights.reshape(-1)
-        tokens = max(_CACHED // kernel.shape[1], _THICK)
+        tokens = max(_CACHED // kernel.shape[1], _MIN_TOKENS)
         slices = max(slices, -(-targets.size // tokens))
     size = -(-len(targets) // slices)  # steps of a slice
     slices = -(-len(targets) // size)
@@ -94,8 +94,8 @@ def _loss(rule: _Rule, features: Any, classifier: Any, targets: Any, weights: An
     def add(total: jax.Array, part: Any) -> Any:
         features, targets, weights = part
         scores = logits(features, kernel, bias, rule.vocab_size)
-        each, _ = _losses(rule, scores, targets)
-        return total + jnp.sum(each * weights), None
+        token_losses, _ = _losses(rule, scores, targets)
+        return total + jnp.sum(token_losses * weights), None
 
     start = jnp.zeros((), jnp.promote_types(features.dtype, jnp.float32))
     return jax.lax.scan(add, start, (features, targets, weights))[0]
@@ -103,15 +103,15 @@ def _loss(rule: _Rule, features: Any, classifier: Any, targets: Any, weights: An
 
 def _forward(rule: _Rule, features: Any, classifier: Any, targets: Any, weights: Any) -> Any:
     kernel, bias = classifier
-    narrow = kernel.astype(features.dtype)
+    cast_kernel = kernel.astype(features.dtype)
     # In this order of the axes TPUs compile the product as they did the einsum "tbh,tbv->hv".
     tokens = tuple(reversed(range(targets.ndim - 1)))
-    wide = jnp.promote_types(features.dtype, jnp.float32)
+    acc_dtype = jnp.promote_types(features.dtype, jnp.float32)
 
     def add(carry: Any, part: Any) -> Any:
         (total, of_kernel, of_bias), (features, targets, weights) = carry, part
         scores = logits(features, kernel, bias, rule.vocab_size)
-        each, log_sums = _losses(rule, scores, targets)
+        token_losses, log_sums = _losses(rule, scores, targets)
         gradients_at = partial(_gradients, rule, targets, weights, log_sums)
         gradients = gradients_at(scores).astype(features.dtype)
         if of_bias is not None:
@@ -119,14 +119,14 @@ def _forward(rule: _Rule, features: Any, classifier: Any, targets: Any, weights:
             again = jax.lax.platform_dependent(
                 scores, tpu=jax.lax.optimization_barrier, default=lambda x: x
             )
-            of_bias += sums.over_first_axes(gradients_at(again).astype(features.dtype), wide)
+            of_bias += sums.over_first_axes(gradients_at(again).astype(features.dtype), acc_dtype)
         of_kernel += jnp.tensordot(
-            features, gradients, (tokens, tokens), preferred_element_type=wide
+            features, gradients, (tokens, tokens), preferred_element_type=acc_dtype
         )
-        of_features = jnp.einsum("...v,hv->...h", gradients, narrow)
-        return (total + jnp.sum(each * weights), of_kernel, of_bias), of_features
+        of_features = jnp.einsum("...v,hv->...h", gradients, cast_kernel)
+        return (total + jnp.sum(token_losses * weights), of_kernel, of_bias), of_features
 
-    start = jax.tree.map(lambda x: jnp.zeros(x.shape, wide), (jnp.float32(0), kernel, bias))
+    start = jax.tree.map(lambda x: jnp.zeros(x.shape, acc_dtype), (jnp.float32(0), kernel, bias))
     parts = features, targets, weights
     (total, *of_classifier), of_features = jax.lax.scan(add, start, parts)
     of_classifier = jax.tree.map(lambda x, y: x.astype(y.dtype), tuple(of_classifier), classifier)

@@ -29,7 +29,7 @@ _MANIFEST_KIND = "translation"
 SCHEMA = "the schema of translation (lists of int64: inputs, targets)"
 _CHUNK = 1000  # records that are parsed at once
 _PAIRS = 20  # pairs that are compared with the vocabulary
-_SAME = 0.8  # the least share of them with the same ids
+_SAME = 0.8  # the smallest share of them with the same ids
 
 Row = dict[str, np.ndarray]  # int64[n] by the names of FEATURES; [0] where a record has none
 Columns = dict[str, tuple[np.ndarray, np.ndarray]]  # name -> (values, splits) of several records
@@ -83,7 +83,7 @@ def usable(paths: Sequence[str], packed: Sequence[bool | None], split: str) -> l
             f"{example[True]} holds packed rows and {example[False]} single pairs; name one kind "
             "with --config.train_files"
         )
-    return [i for i, kind in enumerate(packed) if split == "train" or not kind]
+    return [i for i, is_packed in enumerate(packed) if split == "train" or not is_packed]
 
 
 def error(row: Row, vocab_size: int) -> str:
@@ -138,14 +138,14 @@ def vocabulary_error(vocabulary: Vocabulary, paths: Sequence[str]) -> tuple[str,
 
         return sum(all(map(is_same, pair)) for pair in first)
 
-    same, least = count_same(0), _SAME * len(first)
-    if same >= least:
+    same, enough = count_same(0), _SAME * len(first)
+    if same >= enough:
         return "", False
     text = (
         f"{paths[0]} does not belong to the vocabulary {vocabulary.path}: decoded with it, {same} "
         f"of the first {len(first)} pairs have the same ids if encoded again"
     )
-    if count_same(-2) < least:
+    if count_same(-2) < enough:
         return f"{text}; give the vocabulary of the records as --config.vocabulary_file", False
     return (
         f"{text}, and {count_same(-2)} with all ids 2 lower; MLPerf's reference puts two entries "
@@ -154,13 +154,13 @@ def vocabulary_error(vocabulary: Vocabulary, paths: Sequence[str]) -> tuple[str,
     ), True
 
 
-def read_pairs(paths: Sequence[str], most: int | None = None) -> Iterator[list[np.ndarray]]:
-    """The ids of both sides of the pairs, without EOS, of the first `most` records of each file."""
+def read_pairs(paths: Sequence[str], max_records: int | None = None) -> Iterator[list[np.ndarray]]:
+    """The ids of both sides of the pairs, without EOS, of each file's first `max_records`."""
     for path in paths:
         try:
-            left = itertools.islice(records.read_shard(path), most)
-            while first := [*itertools.islice(left, _CHUNK)]:
-                for row in split(columns(first)):
+            serialized = itertools.islice(records.read_shard(path), max_records)
+            while chunk := [*itertools.islice(serialized, _CHUNK)]:
+                for row in split(columns(chunk)):
                     for pair in pairs(row):
                         yield [ids[:-1] for ids in pair]
         except read_errors() as error:

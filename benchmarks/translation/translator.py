@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.base import Benchmark, HostBatch, Identity, Spec, Target
-from benchmarks.translation import evaluation, search
+from benchmarks.translation import beam_search, evaluation
 from benchmarks.translation.schema import check_vocabulary, read_pairs, vocabulary_error
 from benchmarks.translation.use import TranslatorUses
 from benchmarks.translation.vocabulary import EOS, Vocabulary, load_vocabulary
@@ -243,10 +243,10 @@ class Translator(Benchmark):
             batch[f"{side}_segmentation"] = (position // longest + 1) * real
         return batch
 
-    def search_rules(self, length: int, top: int) -> search.Rules:
+    def search_rules(self, length: int, top: int) -> beam_search.Rules:
         """The rules of a beam search for `top` translations of at most `length` tokens."""
         settings, size = self.settings, self.vocabulary_size
-        return search.Rules(settings.beam_size, settings.length_penalty, length, size, top)
+        return beam_search.Rules(settings.beam_size, settings.length_penalty, length, size, top)
 
     def predict(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]
@@ -314,7 +314,7 @@ class Translator(Benchmark):
 
     def _scores(self, rows: Any, others: Sequence[str]) -> dict[str, float]:
         lines = self.translations(rows), self.references
-        return evaluation.bleu(*lines) | evaluation.others(*lines, others)
+        return evaluation.bleu(*lines) | evaluation.chrf_and_ter(*lines, others)
 
     def headline(self, scores: Mapping[str, float]) -> Mapping[str, float]:
         shown = ("BLEU", "chrF", "TER", "exact", "length_ratio")

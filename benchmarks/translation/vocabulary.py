@@ -1,9 +1,9 @@
-"""Vocabularies: text to token ids and back.
+"""Vocabularies and their tokenizers: text to token ids and back.
 
 A vocabulary is a file of tensor2tensor, a file of subword-nmt or a model of sentencepiece. Id 0 is
 the padding (PAD) and id 1 the end of a sentence (EOS) in all of them.
 
-The subwords are those of tensor2tensor 1.15.7, `SubwordTextEncoder`. A text is cut into tokens:
+The subwords are those of tensor2tensor's `SubwordTextEncoder`. A text is cut into tokens:
 maximal runs of letters and digits, and the runs between them. A single space between two tokens of
 letters is implied. A token is escaped (a backslash is doubled, "_" becomes a backslash and "u", a
 character without a subword a backslash, its code and ";"), gets "_" at its end, and is cut greedily
@@ -26,7 +26,7 @@ ESCAPE_CHARACTERS = frozenset("\\_u;0123456789")
 _BPE_START = re.compile(rb"<pad>\r?\n<unk>\r?\n")  # tensor2tensor's files also begin with <pad>
 _BPE_SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")  # in a file of subword-nmt; they are no words
 _BPE_JOINT = re.compile("@@( |$)")
-_LEAST_LINES = 4  # lines that a file of subword-nmt has at least
+_MIN_LINES = 4  # lines of a file of subword-nmt
 _TOKENS = re.compile(r"[^\W_]+|[\W_]+")  # \w are the Unicode categories L and N, and "_"
 _ESCAPED = re.compile(r"\\u|\\\\|\\([0-9]+);")
 # Tokens whose ids stay in memory, and the characters of the longest of them: about 80 MB.
@@ -147,7 +147,7 @@ class SentencePiece(Vocabulary):
 
 
 class Words(Vocabulary):
-    """A `Vocabulary` of the words and parts of words in a file of subword-nmt.
+    """A `Vocabulary` of byte pair encoding (BPE): words and their parts in a file of subword-nmt.
 
     Byte pair encoding (Sennrich et al. 2016, arXiv:1508.07909) cuts rare words into parts. A part
     that is not the last of its word ends with "@@": "nach H@@ aus" is "nach Haus". Id 2 is any
@@ -222,7 +222,7 @@ def _parse_words(data: bytes) -> list[str]:
         lines = data.decode().removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"line {data[: error.start].count(10) + 1} is not UTF-8") from error
-    if len(lines) < _LEAST_LINES:
+    if len(lines) < _MIN_LINES:
         raise ValueError(f"it has {len(lines)} lines")
     lines = [line.removesuffix("\r") for line in lines]
     for number, line in enumerate(lines, 1):

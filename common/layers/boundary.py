@@ -2,7 +2,7 @@
 
 A block ends with out = relu(shortcut + BatchNorm(a W3)). The next one begins with
 z = relu(BatchNorm(y1)), y1 = out W1, and its shortcut reads `out` too. XLA makes one fusion for
-each product of the backward pass, and each of them reads the block's wide arrays again. The kernel
+each product of the backward pass, and each of them reads the block's large arrays again. The kernel
 reads them once, a few pixels at a time, and computes all products from the copy in the core's
 memory. The sums over the batch that BatchNorm's gradients need are arguments.
 
@@ -29,7 +29,7 @@ _WINDOWS = 6 * 2**20  # bytes of the windows of one step; the core's memory hold
 class Arguments(NamedTuple):
     """What the kernel reads, with D channels at the boundary, C and E inside the blocks.
 
-    Activations and kernels have the compute dtype, the rest is float32 (or float64).
+    Activations and kernels have the compute dtype, the others are float32 (or float64).
     """
 
     dz: Any  # [b, h, w, E], the gradient of z
@@ -105,19 +105,19 @@ def fused(arguments: Arguments, interpret: bool = False) -> Results:
     cores = 2 if steps % 2 == 0 else 1
     steps //= cores
 
-    def place(k: Any, i: Any) -> Any:
+    def step_of(k: Any, i: Any) -> Any:
         return k * steps + i
 
-    def place_of_dout(k: Any, i: Any) -> Any:
+    def step_of_dout(k: Any, i: Any) -> Any:
         """The steps of a row without values have the last window of the row before."""
-        step = place(k, i)
+        step = step_of(k, i)
         (y, x), last = _divided(step, per_row), lax.full_like(step, per_row - 1)
-        sampled, rest = _divided(y, stride)
-        return sampled * per_row + jnp.where(rest == 0, x, last)
+        sampled, remainder = _divided(y, stride)
+        return sampled * per_row + jnp.where(remainder == 0, x, last)
 
-    windows = [_window(tile, channels, place) for channels in sides]
+    windows = [_window(tile, channels, step_of) for channels in sides]
     if stride > 1:
-        windows[2] = _window(tile // stride, sides[2], place_of_dout)
+        windows[2] = _window(tile // stride, sides[2], step_of_dout)
 
     def whole(x: jax.Array) -> pl.BlockSpec:
         return pl.BlockSpec(x.shape, lambda k, j, i: (0,) * len(x.shape))
@@ -156,11 +156,11 @@ def fused(arguments: Arguments, interpret: bool = False) -> Results:
     return Results(dy, back, dw1.T, sum_ady, sum_dy, *(more[0] if more else ()))
 
 
-def _window(pixels: int, channels: int, place: Callable[[Any, Any], Any]) -> pl.BlockSpec:
-    """Some pixels of 128 images, in the step that `place` says from the grid's core and step."""
+def _window(pixels: int, channels: int, index_map: Callable[[Any, Any], Any]) -> pl.BlockSpec:
+    """Some pixels of 128 images, in the step that `index_map` has for the grid's core and step."""
     if _lanes_are_channels(channels):
-        return pl.BlockSpec((pixels, _LANES, channels), lambda k, j, i: (place(k, i), j, 0))
-    return pl.BlockSpec((pixels, channels, _LANES), lambda k, j, i: (place(k, i), 0, j))
+        return pl.BlockSpec((pixels, _LANES, channels), lambda k, j, i: (index_map(k, i), j, 0))
+    return pl.BlockSpec((pixels, channels, _LANES), lambda k, j, i: (index_map(k, i), 0, j))
 
 
 def _step(images: int, branches: int, per_row: int, *refs: Any) -> None:
@@ -174,7 +174,7 @@ def _step(images: int, branches: int, per_row: int, *refs: Any) -> None:
     (dy_ref, *backs), (dw1, *sums, sum_dy) = refs[: 1 + branches], refs[1 + branches :]
     (images1, channels1), (images0, channels0) = map(_axes, w1.shape)
     axes = [_axes(kernel.shape[0]) for kernel in kernels]
-    wide, first_image = sum_dy.dtype, pl.program_id(1) * _LANES
+    acc_dtype, first_image = sum_dy.dtype, pl.program_id(1) * _LANES
     stride = out.shape[0] // dout.shape[0]
     step = pl.program_id(0) * pl.num_programs(2) + pl.program_id(2)
     row_has_dout = _divided(_divided(step, per_row)[0], stride)[1] == 0
@@ -199,7 +199,7 @@ def _step(images: int, branches: int, per_row: int, *refs: Any) -> None:
     def product(x: jax.Array, x_axis: int, y: jax.Array, y_axis: int) -> jax.Array:
         """The sum over an axis of x and an axis of y: [the other axis of x, the other of y]."""
         dims, precision = (((x_axis,), (y_axis,)), ((), ())), _precision(x)
-        return lax.dot_general(x, y, dims, precision, preferred_element_type=wide)
+        return lax.dot_general(x, y, dims, precision, preferred_element_type=acc_dtype)
 
     def pixel(p: Any, q: Any) -> None:
         """Computes pixel p; pixel q of `dout` belongs to it, if any does."""
@@ -208,11 +208,11 @@ def _step(images: int, branches: int, per_row: int, *refs: Any) -> None:
         factors = (dy1, channels1, w1[...], 0) if channels0 else (w1[...], 0, dy1, channels1)
         gradient = product(*factors)
         if q is not None:
-            its = dout[q].astype(wide)
+            its = dout[q].astype(acc_dtype)
             gradient += its if stride == 1 else jnp.where(row_has_dout, its, 0)
         dy = existing(jnp.where(o > 0, gradient, 0).astype(o.dtype), images0)
         dy_ref[p] = dy
-        summed = dy.astype(wide)
+        summed = dy.astype(acc_dtype)
         sum_dy[...] += jnp.sum(summed.reshape(-1, *sum_dy.shape), 0) if channels0 else summed
         dw1[...] += product(dy1, images1, o, images0)
         for i, (kernel, back, sum_) in enumerate(zip(kernels, backs, sums, strict=True)):

@@ -83,8 +83,8 @@ def _is_plain(
 ) -> bool:
     """Whether `_conv_with_zeros` can take these arguments besides strides and padding."""
     dilations = *(lhs_dilation or ()), *(rhs_dilation or ())
-    known = set(others) <= {"dimension_numbers"}
-    return known and set(dilations) <= {1} and feature_group_count == 1 and precision is None
+    is_known = set(others) <= {"dimension_numbers"}
+    return is_known and set(dilations) <= {1} and feature_group_count == 1 and precision is None
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -240,8 +240,8 @@ class Pairs:
 
     def moments(self) -> tuple[jax.Array, jax.Array]:
         """Means over the image's pixels of its values and of their squares, f32[c] or f64[c]."""
-        wide = self.cells.astype(jnp.promote_types(self.cells.dtype, jnp.float32))
+        values = self.cells.astype(jnp.promote_types(self.cells.dtype, jnp.float32))
         b, h = self.cells.shape[:2]
-        sums = [jnp.sum(x, (0, 1)) for x in (wide, jnp.square(wide))]  # [n, 2 * c]
+        sums = [jnp.sum(x, (0, 1)) for x in (values, jnp.square(values))]  # [n, 2 * c]
         sums = [jnp.sum(jnp.where(self.inside, x, 0), 0).reshape(2, -1).sum(0) for x in sums]
         return sums[0] / (b * h * self.width), sums[1] / (b * h * self.width)

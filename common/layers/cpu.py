@@ -23,13 +23,14 @@ from common.layers import device_kind
 _SIDE, _STRIDE = 3, 2  # of the max-pool
 
 
-def dot(x: jax.Array, kernel: jax.Array, _: Any = None, **how: Any) -> jax.Array:
+def dot(x: jax.Array, kernel: jax.Array, _: Any = None, **options: Any) -> jax.Array:
     """The product [..., m] of x [..., n] and kernel [n, m]; for flax, a `dot_general` of these."""
     shape = x.shape
     if device_kind() == "cpu":
         x = x.reshape(-1, shape[-1])
     dimensions = ((x.ndim - 1,), (0,)), ((), ())
-    return jax.lax.dot_general(x, kernel, dimensions, **how).reshape(*shape[:-1], kernel.shape[1])
+    product = jax.lax.dot_general(x, kernel, dimensions, **options)
+    return product.reshape(*shape[:-1], kernel.shape[1])
 
 
 class BatchNorm(nn.BatchNorm):
@@ -50,9 +51,9 @@ class BatchNorm(nn.BatchNorm):
         scale = self.param("scale", self.scale_init, x.shape[-1:], self.param_dtype)
         bias = self.param("bias", self.bias_init, x.shape[-1:], self.param_dtype)
         dtype = dtypes.canonicalize_dtype(x, scale, bias, dtype=self.dtype)
-        wide = x.astype(jnp.promote_types(dtype, jnp.float32))
+        values = x.astype(jnp.promote_types(dtype, jnp.float32))
         axes = tuple(range(x.ndim - 1))
-        moments = jnp.stack([jnp.mean(wide, axes), jnp.mean(jnp.square(wide), axes)])
+        moments = jnp.stack([jnp.mean(values, axes), jnp.mean(jnp.square(values), axes)])
         if self.axis_name:
             moments = jax.lax.pmean(moments, self.axis_name)
         mean, var = moments[0], jnp.maximum(moments[1] - jnp.square(moments[0]), 0)
@@ -61,7 +62,7 @@ class BatchNorm(nn.BatchNorm):
             new = self.momentum * old + (1 - self.momentum) * value
             self.put_variable("batch_stats", name, new)
         factor = jax.lax.rsqrt(var + self.epsilon) * scale
-        return (wide * factor + (bias - mean * factor)).astype(dtype)
+        return (values * factor + (bias - mean * factor)).astype(dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -103,16 +104,16 @@ def _sums(x: jax.Array, gradient: jax.Array, *, padding: Any) -> jax.Array:
         padding = jax.lax.padtype_to_pads(shape, (_SIDE,) * 2, (_STRIDE,) * 2, padding)
     largest = _forward(x, padding=padding)
     padded = jnp.pad(x, ((0, 0), *padding, (0, 0)), constant_values=-jnp.inf)
-    b, tall, wide, c = padded.shape
+    b, height, width, c = padded.shape
     spans = [_STRIDE * (n - 1) + 1 for n in largest.shape[1:3]]
     total, is_free = jnp.zeros_like(padded), jnp.ones(largest.shape, bool)
     for i in range(_SIDE):
         for j in range(_SIDE):
             ends = (b, i + spans[0], j + spans[1], c)
-            place = jax.lax.slice(padded, (0, i, j, 0), ends, (1, _STRIDE, _STRIDE, 1))
-            taken = is_free & (place == largest)
+            window = jax.lax.slice(padded, (0, i, j, 0), ends, (1, _STRIDE, _STRIDE, 1))
+            taken = is_free & (window == largest)
             is_free &= ~taken
-            around = ((0, 0, 0), (i, tall - ends[1], 1), (j, wide - ends[2], 1), (0, 0, 0))
+            around = ((0, 0, 0), (i, height - ends[1], 1), (j, width - ends[2], 1), (0, 0, 0))
             part = jnp.where(taken, gradient, 0)
             total += jax.lax.pad(part, jnp.zeros((), part.dtype), around)
     (top, _), (left, _) = padding

@@ -27,8 +27,8 @@ def dropout(x: jax.Array, rate: float, seeds: jax.Array | None, site: int) -> ja
     if seeds is None or not rate:
         return x
     # In bfloat16 the factor alone would be wrong by 0.2 %.
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32)) * (1 / (1 - rate))
-    return jnp.where(keep_mask(x.shape, rate, seeds, site), wide, 0).astype(x.dtype)
+    scaled = x.astype(jnp.promote_types(x.dtype, jnp.float32)) * (1 / (1 - rate))
+    return jnp.where(keep_mask(x.shape, rate, seeds, site), scaled, 0).astype(x.dtype)
 
 
 def keep_mask(shape: tuple[int, ...], rate: float, seeds: jax.Array, site: int) -> jax.Array:

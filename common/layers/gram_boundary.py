@@ -99,8 +99,8 @@ class Open:
         inner = stride if not any(side % stride for side in self.y.shape[1:3]) else 1
         outputs: Any = _close(norms[0].epsilon, norms[0].axes(), inner, *arrays)
         out, z, all_moments = outputs
-        rest = stride // inner
-        out = out[:, ::rest, ::rest]
+        remaining = stride // inner
+        out = out[:, ::remaining, ::remaining]
         for norm, moments in zip(norms, all_moments, strict=True):
             norm.update(*map(lax.stop_gradient, moments))
         return out, z
@@ -139,9 +139,9 @@ def _forward(
 ) -> Any:
     *ending, (kernel1, scale1, bias1) = weights
     out, norm2, moments, widening = _end(epsilon, axis_name, y2, shortcut, ending)
-    wide = norm2.mean.dtype
+    acc_dtype = norm2.mean.dtype
     y1 = boundary.laid_out(
-        gram_norm.conv_1x1(out, kernel1.astype(out.dtype), wide).astype(out.dtype)
+        gram_norm.conv_1x1(out, kernel1.astype(out.dtype), acc_dtype).astype(out.dtype)
     )
     norm1 = _statistics(epsilon, axis_name, y1)
     z = norm_relu(y1, norm1.mean, norm1.inverse_std * scale1, bias1)
@@ -187,12 +187,12 @@ def _backward(epsilon: float, axis_name: Any, stride: int, saved: _Saved, gradie
     dout, dz, _ = gradients
     (scale2, bias2), *_, (kernel1, scale1, bias1) = saved.weights
     norm2, norm1 = saved.norms
-    dtype, wide = saved.out.dtype, norm1.mean.dtype
+    dtype, acc_dtype = saved.out.dtype, norm1.mean.dtype
 
     *terms, dscale1, dbias1 = _norm_terms(axis_name, dz, saved.y1, norm1, scale1, bias1)
     columns2 = norm2.mean, norm2.inverse_std * scale2, bias2
     kernels = [
-        (one.kernel.astype(dtype).astype(wide) * (one.inverse_std * one.scale)).astype(dtype)
+        (one.kernel.astype(dtype).astype(acc_dtype) * (one.inverse_std * one.scale)).astype(dtype)
         for one in saved.widening
     ]
     last, *projection = saved.widening
@@ -216,8 +216,8 @@ def _backward(epsilon: float, axis_name: Any, stride: int, saved: _Saved, gradie
     dweights = [(dscale2, dbias2), tuple(dlast)]
     dshortcut = results.dy
     if projection:
-        dshortcut, *rest = pull_back(projection[0], results.x_product, results.sum_xdy)
-        dweights.append(tuple(rest))
+        dshortcut, *of_weights = pull_back(projection[0], results.x_product, results.sum_xdy)
+        dweights.append(tuple(of_weights))
     dweights.append((results.dw1.astype(kernel1.dtype), dscale1, dbias1))
     return dy2, dshortcut, tuple(dweights)
 

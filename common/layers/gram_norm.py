@@ -113,18 +113,18 @@ def forward(epsilon: float, axis_name: Any, x: Any, kernel: Any, scale: Any, bia
 
 def _statistics(epsilon: float, axis_name: Any, x: Any, kernel: Any, scale: Any) -> Any:
     """Returns `_Saved`, and the mean and variance of a convolution's output."""
-    wide = jnp.promote_types(x.dtype, jnp.float32)
+    acc_dtype = jnp.promote_types(x.dtype, jnp.float32)
     # The convolution's. Statistics of the unrounded kernel are off by its rounding error * mean(x).
-    w = kernel.astype(x.dtype).astype(wide)
+    w = kernel.astype(x.dtype).astype(acc_dtype)
     count = x.shape[0] * x.shape[1] * x.shape[2]
-    sum_x, sum_xx = _sum(x, wide), _sum_of_products(x, x, wide)
+    sum_x, sum_xx = _sum(x, acc_dtype), _sum_of_products(x, x, acc_dtype)
     mean_x, mean_xx = sum_x / count, sum_xx / count
     if axis_name is not None:
         mean_x, mean_xx = lax.pmean((mean_x, mean_xx), axis_name)
     covariance = mean_xx - mean_x[:, None] * mean_x
     mean = _full_matmul(mean_x, w)
     products = _full_matmul(covariance, w)
-    if x.dtype == wide:  # libtpu dies on the fused sum of such products, for v6e and TPU7x
+    if x.dtype == acc_dtype:  # libtpu dies on the fused sum of such products, for v6e and TPU7x
         products = lax.optimization_barrier(products)
     var = jnp.sum(w * products, 0)
     inverse_std = lax.rsqrt(jnp.maximum(var, 0) + epsilon)
@@ -132,20 +132,20 @@ def _statistics(epsilon: float, axis_name: Any, x: Any, kernel: Any, scale: Any)
     return saved, mean, jnp.maximum(var, 0)
 
 
-def pull_back(axis_name: Any, saved: _Saved, dy: Any, known: Any = None) -> Any:
+def pull_back(axis_name: Any, saved: _Saved, dy: Any, sums: Any = None) -> Any:
     """The gradient of z = W^T x is factor * (dy - u - t * (z - mean(z))) [Ioffe and Szegedy].
 
-    `dy`, for y alone, may be None where dy (factor W)^T and the sums of x dy^T and dy are `known`.
+    `dy`, for y alone, may be None where `sums` has dy (factor W)^T and the sums of x dy^T and dy.
     """
     x, kernel, scale, mean_x, sum_x, sum_xx, inverse_std, is_positive = saved
-    wide = sum_xx.dtype
-    w = kernel.astype(x.dtype).astype(wide)
+    acc_dtype = sum_xx.dtype
+    w = kernel.astype(x.dtype).astype(acc_dtype)
     factor = scale * inverse_std
-    count = jnp.asarray(x.shape[0] * x.shape[1] * x.shape[2], wide)
+    count = jnp.asarray(x.shape[0] * x.shape[1] * x.shape[2], acc_dtype)
 
-    if known is None:
-        known = None, _sum_of_products(x, dy, wide), jnp.sum(dy, _POSITIONS, dtype=wide)
-    product, sum_xdy, dbias = known
+    if sums is None:
+        sums = None, _sum_of_products(x, dy, acc_dtype), jnp.sum(dy, _POSITIONS, dtype=acc_dtype)
+    product, sum_xdy, dbias = sums
     dscale = inverse_std * jnp.sum(w * (sum_xdy - mean_x[:, None] * dbias), 0)
     span_dbias, span_dscale = dbias, dscale
     if axis_name is not None:
@@ -162,10 +162,10 @@ def pull_back(axis_name: Any, saved: _Saved, dy: Any, known: Any = None) -> Any:
     b = -jnp.matmul(*narrow, precision=_precision(x))
     # The constant follows from the rounded b, so that the rounding error is multiplied by
     # x - mean(x) and not by x.
-    constant = -_full_matmul(w, factor * u) - _full_matmul(mean_x, b.astype(wide))
-    correction = (conv_1x1(x, b, wide) + constant).astype(x.dtype)
+    constant = -_full_matmul(w, factor * u) - _full_matmul(mean_x, b.astype(acc_dtype))
+    correction = (conv_1x1(x, b, acc_dtype) + constant).astype(x.dtype)
     if product is None:
-        product = conv_1x1(dy, (w * factor).T.astype(x.dtype), wide)
+        product = conv_1x1(dy, (w * factor).T.astype(x.dtype), acc_dtype)
     dx = product + correction
     return dx.astype(x.dtype), dkernel.astype(kernel.dtype), dscale, dbias
 

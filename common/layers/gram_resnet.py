@@ -44,8 +44,8 @@ def compose(model: Any, fast_stem: Any, fast_block: Any, padding: Any) -> Any:
     """
 
     def is_fast(norm: Any) -> bool:
-        kind, is_training = device_kind(), not norm(parent=None).use_running_average
-        return is_training and (not kind or kind.startswith("TPU"))
+        device, is_training = device_kind(), not norm(parent=None).use_running_average
+        return is_training and (not device or device.startswith("TPU"))
 
     def either_stem(images: jax.Array, features: int, conv: Any, norm: Any) -> Any:
         if is_fast(norm):
@@ -203,8 +203,8 @@ def recomputed_norm_relu(variables: _BatchNormVariables, x: jax.Array) -> Recomp
 
 def moments_of(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Means of x [b, h, w, c] and of its square, f32[c] or f64[c]."""
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    return jnp.mean(wide, (0, 1, 2)), jnp.mean(jnp.square(wide), (0, 1, 2))
+    values = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return jnp.mean(values, (0, 1, 2)), jnp.mean(jnp.square(values), (0, 1, 2))
 
 
 def norm_relu(x: jax.Array, mean: jax.Array, factor: jax.Array, bias: jax.Array) -> jax.Array:

@@ -32,8 +32,8 @@ def over_first_axes(x: jax.Array, dtype: Any) -> jax.Array:
 
     def product(x: jax.Array) -> jax.Array:
         ones = jnp.ones((8, *x.shape[:-1]), x.dtype)
-        how: Any = {"precision": _precision(x), "preferred_element_type": dtype}
-        return jnp.tensordot(ones, x, axes, **how)[0]
+        options: Any = {"precision": _precision(x), "preferred_element_type": dtype}
+        return jnp.tensordot(ones, x, axes, **options)[0]
 
     return lax.platform_dependent(
         x, tpu=product, default=partial(jnp.sum, axis=tuple(range(axes)), dtype=dtype)

@@ -74,7 +74,7 @@ def estimated(flags: argparse.Namespace) -> list[Row]:
         if flags.peer:
             peers.check(config)
             workers = {_PEERS[flags.peer]: peer_step.__name__, **workers}
-        found = []
+        steps = []
         for name, worker in workers.items():
             outcome = preflight.inspect(read_settings(config), one, ("train",), worker)
             row: Row = {"slice": one.name, "step": name, "estimate": True}
@@ -84,8 +84,8 @@ def estimated(flags: argparse.Namespace) -> list[Row]:
                 row |= {"temporaries": program.temporaries, "compile_seconds": program.seconds}
             else:
                 row["error"] = outcome.error
-            found.append(row)
-        rows += _compared(found)
+            steps.append(row)
+        rows += _compared(steps)
     return rows
 
 
@@ -121,7 +121,7 @@ def prepare(flags: argparse.Namespace) -> tuple[Any, Mapping[str, Callable[[], A
     torch, differs = None, ""
     if flags.peer == "torch":
         torch = on_torch.load(config)
-        differs = torch.NETWORKS[config.benchmark].__doc__.splitlines()[0]
+        differs = torch.DIFFERS[config.benchmark]
     elif flags.peer:
         peers.check(config)
     if devices.open_platform() == "cpu":

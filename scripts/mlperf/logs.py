@@ -108,7 +108,7 @@ def olympic(runs: Collection[Run], key: str) -> float | None:
     than one did not converge.
     """
     values = (getattr(run, key) for run in runs if run.success)
-    known = sorted(value for value in values if value is not None)
-    if len(runs) < 3 or len(known) < len(runs) - 1:
+    finite = sorted(value for value in values if value is not None)
+    if len(runs) < 3 or len(finite) < len(runs) - 1:
         return None
-    return statistics.fmean(known[1 : len(runs) - 1])
+    return statistics.fmean(finite[1 : len(runs) - 1])

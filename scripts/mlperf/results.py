@@ -41,7 +41,7 @@ _STATUS = {  # by the value of submission_status in the log
 def describe(name: str, values: dict[str, Any]) -> dict[str, str]:
     """Describes the system `name` for MLPerf; `values` has the first value of each key in a log."""
     memory = values.get("accelerator_memory_bytes")
-    known = values | {
+    fields = values | {
         "submitter": values.get("submission_org"),
         "division": values.get("submission_division"),
         "status": _STATUS.get(values.get("submission_status", "")),
@@ -52,7 +52,7 @@ def describe(name: str, values: dict[str, Any]) -> dict[str, str]:
         "operating_system": platform.platform(),
         "sw_notes": "not a submission to MLCommons",
     }
-    return {key: str(known.get(key) or "unknown") for key in _FIELDS.split()}
+    return {key: str(fields.get(key) or "unknown") for key in _FIELDS.split()}
 
 
 def begin(root: Any, index: int) -> None:

@@ -90,42 +90,43 @@ class Request:
 
 def parse_requests(words: Sequence[str], env: Mapping[str, str]) -> list[Request]:
     """Reads and checks the command line and the environment; returns a request per benchmark."""
-    arguments, rest = _parser().parse_known_args(words)
+    arguments, others = _parser().parse_known_args(words)
     names, flags = list[str](), list[str]()
-    for before, word in zip(["", *rest], rest, strict=False):
+    for before, word in zip(["", *others], others, strict=False):
         is_value = before.startswith("-") and "=" not in before
         (flags if word.startswith("-") or is_value else names).append(word)
-    known, root = mlperf.entries(), env.get(MODEL_DIR, "").rstrip("/")
-    with_data = [name for name, entry in known.items() if env.get(entry.variable)]
+    entries, root = mlperf.entries(), env.get(MODEL_DIR, "").rstrip("/")
+    with_data = [name for name, entry in entries.items() if env.get(entry.variable)]
     names = [*dict.fromkeys([*names, *arguments.benchmark])] or with_data
     if not names:
-        listed = ", ".join(f"{entry.variable} for {name}" for name, entry in known.items())
+        listed = ", ".join(f"{entry.variable} for {name}" for name, entry in entries.items())
         raise UserError(f"which benchmark? no variable names the data: set {listed} (see --help)")
     if not root:
         raise UserError(f"{MODEL_DIR} is not set: {_MEANING}")
     if "://" not in root and not root.startswith("/"):
         raise UserError(f"{MODEL_DIR}={root}: must be gs://BUCKET/FOLDER or /FOLDER")
     locations.check_folder(root, MODEL_DIR)
-    if unknown := [name for name in names if name not in known]:
-        raise UserError(f"{unknown[0]!r} is not a benchmark: give some of {', '.join(known)}")
+    if unknown := [name for name in names if name not in entries]:
+        raise UserError(f"{unknown[0]!r} is not a benchmark: give some of {', '.join(entries)}")
     if arguments.config and len(names) > 1:
         several = ", ".join(names)
         raise UserError(f"--config={arguments.config} is for one benchmark, not for {several}")
     for flag in flags:
         if (name := _name(flag)) in _OWNED:
             raise UserError(f"--{name} cannot be given here: {_OWNED[name]}")
-    place = {name: value for name in _HOST_FLAGS if (value := getattr(arguments, name)) is not None}
-    host = hosts.find(**place)
+    given = ((name, getattr(arguments, name)) for name in _HOST_FLAGS)
+    host_flags = {name: value for name, value in given if value is not None}
+    host = hosts.find(**host_flags)
     if host and arguments.seed is None:
         raise UserError(f"a run on {host.count} hosts needs --seed=N, the same N on all of them")
     requests = list[Request]()
     for name in names:
-        entry, folder = known[name], f"{root}/{name}"
+        entry, folder = entries[name], f"{root}/{name}"
         if not env.get(entry.variable):
             raise UserError(f"{entry.variable} is not set: {entry.meaning}")
         # main.py reads --config before the keys that override it.
         flags_of_it = [f"--config={arguments.config or entry.recipe}", *flags]
-        flags_of_it += [f"--{key}={value}" for key, value in place.items()]
+        flags_of_it += [f"--{key}={value}" for key, value in host_flags.items()]
         if wrong := recipe.explain(flags_of_it, ConfigError("")):
             raise UserError(f"{name}: {wrong}")
         is_separate = len(names) > 1 or (epath.Path(folder) / REQUEST_FILE).exists()
@@ -150,46 +151,46 @@ def _init_from(name: str, names: Sequence[str], env: Mapping[str, str]) -> str:
     Two benchmarks may share a variable. One with `init_yields` leaves it to the other where both
     run, or where it names the other's default.
     """
-    known = mlperf.entries()
-    own = known[name]
+    entries = mlperf.entries()
+    own = entries[name]
     chosen = env.get(own.init_variable, "").rstrip("/")
-    is_shared = sum(known[other].init_variable == own.init_variable for other in names) > 1
-    of_others = [other.init_default for other in known.values() if other is not own]
+    is_shared = sum(entries[other].init_variable == own.init_variable for other in names) > 1
+    of_others = [other.init_default for other in entries.values() if other is not own]
     is_of_another = chosen in of_others or (own.init_yields and is_shared)
     return own.init_default if is_of_another else chosen or own.init_default
 
 
 def _parser() -> console.Parser:
-    known = mlperf.entries()
+    entries = mlperf.entries()
     lines = [f"  {MODEL_DIR}: {_MEANING}"]
     lines += [
         f"  {one.variable}: {one.meaning}, for {name}; default: {one.runs} runs of {one.recipe}"
-        for name, one in known.items()
+        for name, one in entries.items()
     ]
     lines += [
         f"  {one.init_variable}: {one.init_meaning}; default for {name}: {one.init_default}"
-        for name, one in known.items()
+        for name, one in entries.items()
         if one.init_variable
     ]
-    others = "Other flags are main.py's and override the script's: --config.mlperf.org=NAME."
+    footer = "Other flags are main.py's and override the script's: --config.mlperf.org=NAME."
     parser = console.Parser(
         prog="run_and_time.sh",
         usage="%(prog)s [NAME ...] [flags]",
         allow_abbrev=False,
         description="Trains to MLPerf's target quality several times; see docs/mlperf.md. "
-        f"NAME is one of {', '.join(known)}.",
-        epilog="\n".join(["variables of the environment:", *lines, "", others]),
+        f"NAME is one of {', '.join(entries)}.",
+        epilog="\n".join(["variables of the environment:", *lines, "", footer]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     about = "another way to give NAME; default: all whose data variables are set"
-    add("--benchmark", choices=[*known], action="append", default=[], help=about)
+    add("--benchmark", choices=[*entries], action="append", default=[], help=about)
     add("--config", metavar="FILE[:NAME]", help="the recipe, in configs/")
     add("--runs", metavar="N", type=console.integer(1, 10_000), help="runs of each benchmark")
     about = "determines the runs' seeds; default: random for every folder"
     add("--seed", metavar="N", type=console.integer(0), help=about)
-    for name, kind in _HOST_FLAGS.items():
-        add(f"--{name}", type=kind, help="of a run on several hosts, as for main.py")
+    for name, type_of in _HOST_FLAGS.items():
+        add(f"--{name}", type=type_of, help="of a run on several hosts, as for main.py")
     return parser
 
 

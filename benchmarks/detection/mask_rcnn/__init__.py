@@ -130,7 +130,7 @@ class MaskRcnn(Detector):
         return models.MaskRCNN(
             backbone,
             levels=tuple(anchors.pyramid_levels),
-            anchors=len(anchors.anchor_ratios),
+            num_anchors=len(anchors.anchor_ratios),
             filters=heads.pyramid_filters,
             box_features=tuple(heads.box_features),
             mask_features=tuple(heads.mask_features),
@@ -145,16 +145,16 @@ class MaskRcnn(Detector):
 
     def label(self, path: str) -> str:
         """Biases have the double rate and no decay; a BatchNorm that is frozen never changes."""
-        layer, _, kind = path.rpartition("/")
+        layer, _, leaf = path.rpartition("/")
         if "/bn" in layer and self.keeps_statistics:
             return "frozen"
         head = "head " if layer in ("box_head/class", "box_head/code", "mask_head/mask") else ""
-        return head + {"kernel": "decayed", "bias": "biases"}.get(kind, "not decayed")
+        return head + {"kernel": "decayed", "bias": "biases"}.get(leaf, "not decayed")
 
     def loss(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array], rng: jax.Array
     ) -> tuple[Terms, Terms, Any]:
-        """Five terms: class and box of the proposals, class and box of the regions, and masks.
+        """Five terms: class and box of the proposals (RPN), class and box of the RoIs, and masks.
 
         The samples are a function of the leaf "draw"; `rng` is not used.
         """
@@ -166,23 +166,23 @@ class MaskRcnn(Detector):
         def forward(network: models.MaskRCNN) -> dict[str, tuple[jax.Array, jax.Array]]:
             maps = network.maps(images, train=not self.keeps_statistics)
             logits, deltas = network.proposal_head(maps)
-            corners = self._corners(images)
+            anchors = self._anchors(images)
             with jax.named_scope("losses"):
-                anchor_losses = losses.proposal_loss(
-                    logits, deltas, corners, objects, self.settings.anchor_sampling.rule, key
+                anchor_losses = losses.rpn_loss(
+                    logits, deltas, anchors, objects, self.settings.anchor_sampling.rule, key
                 )
             with jax.named_scope("proposals"):
-                proposed = self._propose(logits, deltas, batch, train=True)
-                regions = losses.sample_regions(proposed, objects, rule, key)
+                proposals = self._propose(logits, deltas, batch, train=True)
+                regions = losses.sample_regions(proposals, objects, rule, key)
             with_masks = regions.first(rule.positives)
             small, large = self._align(
                 maps, (regions.boxes, heads.box_pool), (with_masks.boxes, heads.mask_pool)
             )
-            found, outlines = network.box_head(small), network.mask_head(large)
+            predicted, masks = network.box_head(small), network.mask_head(large)
             with jax.named_scope("losses"):
-                region_losses = losses.region_loss(*found, regions, objects)
+                region_losses = losses.box_head_loss(*predicted, regions, objects)
                 true = losses.unpack_masks(batch["masks"], self.settings.images.mask_size)
-                total, pixels = losses.mask_loss(outlines, with_masks, objects, true)
+                total, pixels = losses.mask_loss(masks, with_masks, objects, true)
             count = jnp.float32(len(images))
             names = "proposal_class", "proposal_box", "class", "box"
             parts = zip(names, (*anchor_losses, *region_losses), strict=True)
@@ -206,14 +206,14 @@ class MaskRcnn(Detector):
 
         def forward(network: models.MaskRCNN) -> dict[str, jax.Array]:
             maps = network.maps(images, train=False)
-            proposed = self._propose(*network.proposal_head(maps), batch, train=False)
-            (pooled,) = self._align(maps, (proposed, heads.box_pool))
+            proposals = self._propose(*network.proposal_head(maps), batch, train=False)
+            (pooled,) = self._align(maps, (proposals, heads.box_pool))
             logits, deltas = network.box_head(pooled)
             scores = jax.nn.softmax(logits)[..., 1:]
-            valid = boxes.area(proposed) > 0
-            found = boxes.best_detections(
+            valid = boxes.area(proposals) > 0
+            detections = boxes.postprocess_detections(
                 boxes.clip(
-                    boxes.decode_boxes(deltas[:, :, 1:], proposed[:, :, None]),
+                    boxes.decode_boxes(deltas[:, :, 1:], proposals[:, :, None]),
                     *(size[:, i, None, None] for i in (0, 1)),
                 ),
                 jnp.where(valid[..., None], scores, 0),
@@ -223,39 +223,38 @@ class MaskRcnn(Detector):
                 # a crowd may lose more than half to suppression
                 keys.class_candidates or 2 * keys.max_detections,
             )
-            (pooled,) = self._align(maps, (found["boxes"], heads.mask_pool))
-            outlines = network.mask_head(pooled)
-            mine = jnp.arange(outlines.shape[-1]) == found["class"][..., None, None, None]
-            shares = jax.nn.sigmoid(jnp.sum(jnp.where(mine, outlines, 0), -1))
-            return found | {"masks": jnp.round(255 * shares).astype(jnp.uint8)}
+            (pooled,) = self._align(maps, (detections["boxes"], heads.mask_pool))
+            logits = network.mask_head(pooled)
+            is_class = jnp.arange(logits.shape[-1]) == detections["class"][..., None, None, None]
+            masks = jax.nn.sigmoid(jnp.sum(jnp.where(is_class, logits, 0), -1))
+            return detections | {"masks": jnp.round(255 * masks).astype(jnp.uint8)}
 
-        found: Any = self._model.apply({"params": params, **model_state}, method=forward)
+        detections: Any = self._model.apply({"params": params, **model_state}, method=forward)
         scale = jnp.tile(batch["original"] / jnp.maximum(size, 1), 2)[:, None]  # 0 in padding
-        kept = {name: found[name] for name in ("score", "class", "masks")}
-        return kept | {"boxes": found["boxes"] * scale, "image_id": batch["image_id"]}
+        kept = {name: detections[name] for name in ("score", "class", "masks")}
+        return kept | {"boxes": detections["boxes"] * scale, "image_id": batch["image_id"]}
 
     @functools.cached_property
     def scorer(self) -> MaskScorer:
         return MaskScorer(self.annotations, self.keys.class_numbers == "ids")
 
-    def _corners(self, blocks: jax.Array) -> list[np.ndarray]:
+    def _anchors(self, blocks: jax.Array) -> list[np.ndarray]:
         """The anchors of each level, for images in blocks of 2x2 pixels."""
-        return self.settings.anchors.corners(2 * blocks.shape[1], 2 * blocks.shape[2])
+        return self.settings.anchors.boxes(2 * blocks.shape[1], 2 * blocks.shape[2])
 
     def _propose(
         self, logits: Sequence[jax.Array], deltas: Sequence[jax.Array], batch: Any, train: bool
     ) -> jax.Array:
         """The proposals f32[b, P, 4] of what the head has predicted for the images of a batch."""
         keys, prefix = self.settings.proposals, "" if train else "eval_"
-        corners = self._corners(batch["image"])
         return models.propose(
             logits,
             deltas,
-            corners,
+            self._anchors(batch["image"]),
             batch["size"],
-            before=getattr(keys, f"{prefix}proposals_before_nms"),
-            after=getattr(keys, f"{prefix}proposals_after_nms"),
-            iou=keys.proposal_nms_iou,
+            before_nms=getattr(keys, f"{prefix}proposals_before_nms"),
+            after_nms=getattr(keys, f"{prefix}proposals_after_nms"),
+            iou_threshold=keys.proposal_nms_iou,
         )
 
     def _align(self, maps: models.Maps, *groups: tuple[jax.Array, int]) -> list[jax.Array]:

@@ -1,4 +1,4 @@
-"""Deals the steps of a run to groups of images: those that are higher than wide, and the others.
+"""Batches by aspect ratio: deals the steps of a run to upright images and to the others.
 
 Each group has its `Order`, so a step has examples of one group. Steps are dealt in rounds
 of about an epoch. A round gives every group steps in proportion to its size, and what is left of a

@@ -1,4 +1,4 @@
-"""Makes batches of images with outlined objects; each host makes its share of a global batch.
+"""Mask R-CNN's batches: padded images, boxes and masks; each host makes its share of a batch.
 
 An image is resized, its aspect kept, and padded with zeros at the bottom and on the right. Images
 that are at least as wide as high have one padded shape, the others the same turned round; a batch
@@ -123,8 +123,8 @@ def normalized(batch: Mapping[str, jax.Array], dtype: Any) -> jax.Array:
     channel = np.arange(channels)
     rows = 2 * np.arange(height)[:, None, None] + channel // 6
     columns = 2 * np.arange(width)[:, None] + channel // 3 % 2
-    tall, wide = (batch["size"][:, i, None, None, None] for i in (0, 1))
-    return jnp.where((rows < tall) & (columns < wide), images, 0)
+    heights, widths = (batch["size"][:, i, None, None, None] for i in (0, 1))
+    return jnp.where((rows < heights) & (columns < widths), images, 0)
 
 
 def _evaluated(
@@ -164,9 +164,9 @@ def padded(
 
 
 def _objects(
-    objects: RecordObjects, masks: Any, size: Any, mirrored: Any, most: int
+    objects: RecordObjects, masks: Any, size: Any, mirrored: Any, max_boxes: int
 ) -> dict[str, Any]:
-    """The leaves "boxes", "classes" and "masks" of the `most` largest objects.
+    """The leaves "boxes", "classes" and "masks" of the `max_boxes` largest objects.
 
     `masks` uint8[n, bytes] are mirrored already; `size` is float32[2].
     """
@@ -175,7 +175,7 @@ def _objects(
     left, right = tf.where(mirrored, 1 - x1, x0), tf.where(mirrored, 1 - x0, x1)
     boxes = tf.stack([y0, left, y1, right], axis=1) * tf.tile(size, [2])
     leaves = {"boxes": boxes, "classes": objects.classes, "masks": masks}
-    return keep_largest(leaves, objects.boxes, most)
+    return keep_largest(leaves, objects.boxes, max_boxes)
 
 
 def masks_of_record(serialized: Any, size: int, mirrored: Any = False) -> Any:
@@ -227,10 +227,10 @@ def _sampled_mask(file: Any, box: Any, shape: Any, size: int, mirrored: Any) -> 
     pixels = records.if_equal(pixels, tf.shape(pixels), shape, words)
     shares = (tf.range(size, dtype=tf.float32) + 0.5) / size
     columns = tf.where(mirrored, shares[::-1], shares)
-    for axis, place in ((0, shares), (1, columns)):
+    for axis, points in ((0, shares), (1, columns)):
         length = tf.shape(pixels)[axis]
         # Pixel k has its centre at k + 0.5; beyond the outermost centres nothing changes.
-        at = box[axis] + place * (box[axis + 2] - box[axis]) - 0.5
+        at = box[axis] + points * (box[axis + 2] - box[axis]) - 0.5
         at = tf.clip_by_value(at, 0.0, tf.cast(length - 1, tf.float32))
         low = tf.cast(at, tf.int32)
         first = tf.gather(pixels, low, axis=axis)

@@ -1,4 +1,4 @@
-"""Mask R-CNN's targets and losses: of the anchors, of the sampled regions, and of their masks.
+"""Mask R-CNN's sampling and losses: of anchors (RPN), of regions (RoIs, box head), and of masks.
 
 Sources: Ren et al. 2015 (arXiv:1506.01497) section 3.1.2 and 3.1.3 for the anchors; Girshick 2015
 (arXiv:1504.08083) sections 2.1 and 2.3 for the regions; He et al. 2017 (arXiv:1703.06870) section 3
@@ -21,10 +21,10 @@ from jax import lax
 from benchmarks.detection import selection
 from benchmarks.detection.boxes import Match, area, encode_boxes, match
 from benchmarks.detection.losses import cross_entropy, smooth_l1
-from benchmarks.detection.mask_rcnn.models import ANCHOR_WEIGHTS
+from benchmarks.detection.mask_rcnn.models import RPN_WEIGHTS
 from common.hashing import hash32
 
-_ANCHOR_BETA = 1 / 9  # where smooth L1 of the offsets from anchors becomes linear
+_ANCHOR_BETA = 1 / 9  # where smooth L1 of the RPN's deltas becomes linear
 
 
 class Objects(NamedTuple):
@@ -40,11 +40,11 @@ class Objects(NamedTuple):
 
 
 class Regions(NamedTuple):
-    """The sampled regions of b images, positives first; R of each."""
+    """The sampled regions of interest (RoIs) of b images, positives first; R of each."""
 
     boxes: jax.Array  # f32[b, R, 4]
     classes: jax.Array  # int32[b, R]; 0 for the background
-    owner: jax.Array  # int32[b, R], the object that a positive region is to find
+    owner: jax.Array  # int32[b, R], the object that a positive region is matched with
     valid: jax.Array  # bool[b, R]; False is padding
 
     def first(self, count: int) -> "Regions":
@@ -54,9 +54,9 @@ class Regions(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How many anchors or regions of an image are trained on, and which are positive."""
+    """How many anchors or RoIs of an image are trained on, and which are positive."""
 
-    count: int  # samples of an image
+    count: int  # samples of an image, such as 256 anchors and 512 RoIs
     share: float  # the largest share of positives in `count`
     positive_iou: float  # at least this IoU with a true box makes a positive
     negative_iou: float  # below it one is negative; those between the two are ignored
@@ -67,7 +67,7 @@ class Sampling:
         return int(self.count * self.share)
 
 
-def proposal_loss(
+def rpn_loss(
     logits: Sequence[jax.Array],
     deltas: Sequence[jax.Array],
     anchors: Sequence[np.ndarray],
@@ -80,29 +80,29 @@ def proposal_loss(
     Args:
         logits, deltas: of each level, f32[b, n] and f32[b, n, 4].
         anchors: of each level, f32[n, 4].
-        rule: with `share` of positives at most, the rest are negatives.
+        rule: with `share` of positives at most, the others are negatives.
         key: int32[b], decides the sample.
 
     Returns:
         (class_loss f32[b], box_loss f32[b]): binary cross-entropy summed over the sample, and
         smooth L1 summed over its positives, both over `rule.count`.
     """
-    everything = jnp.concatenate(anchors)
-    found = jax.vmap(lambda b, v: match(b, v, everything, rule.positive_iou))(
+    all_anchors = jnp.concatenate(anchors)
+    matched = jax.vmap(lambda b, v: match(b, v, all_anchors, rule.positive_iou))(
         objects.boxes, objects.valid
     )
-    negative = ~found.positive & (found.overlap < rule.negative_iou)
-    key = fold_key(key, 0)
-    positive, negative = draw_balanced(found.positive, negative, rule, key)
+    negative = ~matched.positive & (matched.overlap < rule.negative_iou)
+    key = fold_in(key, 0)
+    positive, negative = sample_balanced(matched.positive, negative, rule, key)
     joined = jnp.concatenate(logits, 1)
     entropy = jax.nn.softplus(joined) - jnp.where(positive, joined, 0)
     class_loss = jnp.sum(jnp.where(positive | negative, entropy, 0), 1)
 
-    # Only the sampled positives, few of many, have offsets to learn.
-    place, valid = selection.compact(positive, rule.positives)
-    boxes = selection.take(objects.boxes, selection.take(found.box, place))
-    targets = encode_boxes(boxes, everything[place], ANCHOR_WEIGHTS)
-    distance = smooth_l1(selection.take(jnp.concatenate(deltas, 1), place) - targets, _ANCHOR_BETA)
+    # Only the sampled positives, few of many, have deltas to learn.
+    index, valid = selection.compact(positive, rule.positives)
+    boxes = selection.take(objects.boxes, selection.take(matched.box, index))
+    targets = encode_boxes(boxes, all_anchors[index], RPN_WEIGHTS)
+    distance = smooth_l1(selection.take(jnp.concatenate(deltas, 1), index) - targets, _ANCHOR_BETA)
     box_loss = jnp.sum(jnp.where(valid[..., None], distance, 0), (1, 2))
     return class_loss / rule.count, box_loss / rule.count
 
@@ -110,7 +110,7 @@ def proposal_loss(
 def sample_regions(
     proposals: jax.Array, objects: Objects, rule: Sampling, key: jax.Array
 ) -> Regions:
-    """Chooses the regions to train the heads on, among the proposals and the true boxes.
+    """Samples the RoIs to train the heads on, among the proposals and the true boxes.
 
     Args:
         proposals: f32[b, P, 4]; boxes without area are padding.
@@ -122,32 +122,32 @@ def sample_regions(
     )  # f32[b, P + G, 4]
 
     def nearest(boxes: jax.Array, valid: jax.Array, regions: jax.Array) -> Match:
-        return match(boxes, valid, regions, rule.positive_iou, for_every_box=False)
+        return match(boxes, valid, regions, rule.positive_iou, allow_low_quality_matches=False)
 
-    found = jax.vmap(nearest)(objects.boxes, valid, candidates)
-    negative = ~found.positive & (found.overlap < rule.negative_iou) & (area(candidates) > 0)
-    key = fold_key(key, 1)
-    positive, negative = draw_balanced(found.positive, negative, rule, key)
+    matched = jax.vmap(nearest)(objects.boxes, valid, candidates)
+    negative = ~matched.positive & (matched.overlap < rule.negative_iou) & (area(candidates) > 0)
+    key = fold_in(key, 1)
+    positive, negative = sample_balanced(matched.positive, negative, rule, key)
     first, is_first = selection.compact(positive, rule.positives)
     # Where there are fewer positives, more negatives replace them.
-    rest, is_rest = selection.compact(negative, rule.count)
-    order = jnp.argsort(~jnp.concatenate([is_first, is_rest], 1), axis=1, stable=True)
-    place = selection.take(jnp.concatenate([first, rest], 1), order)[:, : rule.count]
-    chosen = selection.take(jnp.concatenate([is_first, is_rest], 1), order)[:, : rule.count]
-    index = selection.take(found.box, place)
-    is_object = selection.take(positive, place) & chosen
+    others, is_other = selection.compact(negative, rule.count)
+    order = jnp.argsort(~jnp.concatenate([is_first, is_other], 1), axis=1, stable=True)
+    index = selection.take(jnp.concatenate([first, others], 1), order)[:, : rule.count]
+    sampled = selection.take(jnp.concatenate([is_first, is_other], 1), order)[:, : rule.count]
+    owner = selection.take(matched.box, index)
+    is_positive = selection.take(positive, index) & sampled
     return Regions(
-        jnp.where(chosen[..., None], selection.take(candidates, place), 0),
-        jnp.where(is_object, selection.take(objects.classes, index), 0),
-        index,
-        chosen,
+        jnp.where(sampled[..., None], selection.take(candidates, index), 0),
+        jnp.where(is_positive, selection.take(objects.classes, owner), 0),
+        owner,
+        sampled,
     )
 
 
-def region_loss(
+def box_head_loss(
     logits: jax.Array, deltas: jax.Array, regions: Regions, objects: Objects
 ) -> tuple[jax.Array, jax.Array]:
-    """The loss of the box head.
+    """The loss of the box head (Fast R-CNN's) on sampled RoIs.
 
     Args:
         logits: f32[b, R, C].
@@ -162,11 +162,11 @@ def region_loss(
     class_loss = jnp.sum(jnp.where(regions.valid, entropy, 0), 1) / count
     true = selection.take(objects.boxes, regions.owner)
     positive = regions.classes > 0
-    # A padding region has no side to measure offsets in.
+    # A padding region has no side to measure deltas in.
     boxes = jnp.where(positive[..., None], regions.boxes, jnp.array([0.0, 0, 1, 1]))
     targets = encode_boxes(true, boxes)
-    mine = jnp.arange(deltas.shape[2]) == regions.classes[..., None]
-    predicted = jnp.sum(jnp.where(mine[..., None], deltas, 0), 2)
+    is_true = jnp.arange(deltas.shape[2]) == regions.classes[..., None]
+    predicted = jnp.sum(jnp.where(is_true[..., None], deltas, 0), 2)
     distance = jnp.where(positive[..., None], smooth_l1(predicted - targets), 0)
     return class_loss, jnp.sum(distance, (1, 2)) / count
 
@@ -186,14 +186,14 @@ def mask_loss(
     side = logits.shape[2]
     positive = regions.classes > 0
     target = crop_masks(masks, objects.boxes, regions.owner, regions.boxes, side) >= 0.5
-    mine = jnp.arange(logits.shape[-1]) == regions.classes[..., None, None, None]
-    chosen = jnp.sum(jnp.where(mine, logits, 0), -1)
-    entropy = jax.nn.softplus(chosen) - jnp.where(target, chosen, 0)
+    is_true = jnp.arange(logits.shape[-1]) == regions.classes[..., None, None, None]
+    predicted = jnp.sum(jnp.where(is_true, logits, 0), -1)
+    entropy = jax.nn.softplus(predicted) - jnp.where(target, predicted, 0)
     total = jnp.sum(jnp.where(positive[..., None, None], entropy, 0), (1, 2, 3))
     return total, jnp.sum(positive, 1, dtype=jnp.float32) * side**2
 
 
-def fold_key(key: jax.Array, number: int) -> jax.Array:
+def fold_in(key: jax.Array, number: int) -> jax.Array:
     """Another key int32[...] for each `number`, so that two draws of an image differ."""
     return lax.bitcast_convert_type(hash32(key, number), jnp.int32)
 
@@ -213,12 +213,13 @@ def draw_positions(eligible: jax.Array, k: jax.typing.ArrayLike, key: jax.Array)
     return selection.largest(numbers.astype(jnp.int32), eligible, k)
 
 
-def draw_balanced(
+def sample_balanced(
     positive: jax.Array, negative: jax.Array, rule: Sampling, key: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Draws from the positive and negative positions of each row.
+    """Samples positive and negative positions of each row, the positives up to their share.
 
-    Negatives replace positives that a row lacks (Fast R-CNN, arXiv:1504.08083, section 2.3).
+    Negatives replace positives that a row lacks (Fast R-CNN, arXiv:1504.08083, section 2.3;
+    torchvision's BalancedPositiveNegativeSampler).
 
     Args:
         positive, negative: bool[b, N], never both.
@@ -228,8 +229,8 @@ def draw_balanced(
         (bool[b, N], bool[b, N]): the positives and negatives that were drawn.
     """
     positive = draw_positions(positive, rule.positives, key)
-    rest = rule.count - jnp.sum(positive, 1, dtype=jnp.int32)
-    return positive, draw_positions(negative, rest, key)
+    missing = rule.count - jnp.sum(positive, 1, dtype=jnp.int32)
+    return positive, draw_positions(negative, missing, key)
 
 
 def unpack_masks(bits: jax.Array, side: int) -> jax.Array:
@@ -239,8 +240,8 @@ def unpack_masks(bits: jax.Array, side: int) -> jax.Array:
         bits: uint8[..., side * side / 8], row by row, the highest bit of a byte first.
         side: side * side must be a multiple of 8.
     """
-    each = (bits[..., None] >> jnp.arange(7, -1, -1, dtype=jnp.uint8)) & 1
-    return each.reshape(*bits.shape[:-1], side, side).astype(jnp.float32)
+    pixels = (bits[..., None] >> jnp.arange(7, -1, -1, dtype=jnp.uint8)) & 1
+    return pixels.reshape(*bits.shape[:-1], side, side).astype(jnp.float32)
 
 
 def crop_masks(
@@ -277,8 +278,8 @@ def _cell_shares(spans: jax.Array, regions: jax.Array, size: int, side: int) -> 
     first, length = spans[..., :1], spans[..., 1:] - spans[..., :1]
     centres = (jnp.arange(size, dtype=jnp.float32) + 0.5) / size
     points = regions[..., :1] + (regions[..., 1:] - regions[..., :1]) * centres
-    place = (points - first) / jnp.where(length > 0, length, 1)  # 0 .. 1 in the box
-    inside = (place >= 0) & (place <= 1) & (length > 0)
-    cell = jnp.clip(place * side - 0.5, 0, side - 1)
+    position = (points - first) / jnp.where(length > 0, length, 1)  # 0 .. 1 in the box
+    inside = (position >= 0) & (position <= 1) & (length > 0)
+    cell = jnp.clip(position * side - 0.5, 0, side - 1)
     near = jnp.maximum(1 - jnp.abs(cell[..., None] - jnp.arange(side)), 0)
     return jnp.where(inside[..., None], near, 0)

@@ -1,4 +1,4 @@
-"""Mask R-CNN's network: a ResNet, a feature pyramid, and the heads for proposals, boxes and masks.
+"""Mask R-CNN's network: ResNet, FPN, and the heads of the RPN, of boxes and of masks; its anchors.
 
 Sources: He et al. 2017 (arXiv:1703.06870) for the detector and its heads; Lin et al. 2017
 (arXiv:1612.03144) for the pyramid and its anchors, level by level; Ren et al. 2015
@@ -28,7 +28,7 @@ from models import ResNet
 
 Maps = dict[int, jax.Array]  # level -> [b, h, w, c], a cell for 2**level pixels
 
-ANCHOR_WEIGHTS = (1.0, 1.0, 1.0, 1.0)  # weights of the offsets from anchors
+RPN_WEIGHTS = (1.0, 1.0, 1.0, 1.0)  # the box coder's weights of the RPN's deltas
 _HE_FAN_IN = nn.initializers.variance_scaling(1.0, "fan_in", "uniform")  # Caffe2's "XavierFill"
 _HE_FAN_OUT = nn.initializers.variance_scaling(2.0, "fan_out", "normal")  # "MSRAFill"
 PADDING = ((1, 1), (1, 1))
@@ -56,7 +56,7 @@ class FPN(nn.Module):
         for level in reversed(inner):
             x = conv((1, 1), name=f"lateral{level}")(stages[level])
             if above is not None:
-                x += _doubled(above)[:, : x.shape[1], : x.shape[2]]
+                x += _upsampled(above)[:, : x.shape[1], : x.shape[2]]
             above = x
             maps[level] = conv((3, 3), padding=PADDING, name=f"output{level}")(x)
         for level in self.levels[len(inner) :]:
@@ -64,16 +64,16 @@ class FPN(nn.Module):
         return {level: maps[level] for level in self.levels}
 
 
-def _doubled(x: jax.Array) -> jax.Array:
+def _upsampled(x: jax.Array) -> jax.Array:
     """[b, 2h, 2w, c] from [b, h, w, c]: each cell is copied four times, in one operation."""
     b, h, w, c = x.shape
     return jnp.broadcast_to(x[:, :, None, :, None], (b, h, 2, w, 2, c)).reshape(b, 2 * h, 2 * w, c)
 
 
 class RPNHead(nn.Module):
-    """Predicts from each map, with the same weights, which anchors hold an object and where."""
+    """Region proposal network: which anchors of each map hold an object, and their deltas."""
 
-    anchors: int  # anchors of a cell
+    num_anchors: int  # of a cell
     filters: int
     dtype: Any
 
@@ -83,14 +83,14 @@ class RPNHead(nn.Module):
         normal = nn.initializers.normal(0.01)
         layer = _conv3x3(self.filters, dtype=self.dtype, kernel_init=normal, name="conv")
         # One product makes both outputs: each alone fills few columns of a TPU's matrix unit.
-        score = _Pointwise(self.anchors, normal, name="score")(self.filters)
-        code = _Pointwise(4 * self.anchors, normal, name="code")(self.filters)
+        score = _Pointwise(self.num_anchors, normal, name="score")(self.filters)
+        code = _Pointwise(4 * self.num_anchors, normal, name="code")(self.filters)
         kernel, bias = (jnp.concatenate(both, -1) for both in zip(score, code, strict=True))
         logits, deltas = [], []
         for x in maps.values():
             y = nn.relu(layer(x)).astype(jnp.float32) @ kernel + bias
-            logits.append(y[..., : self.anchors].reshape(len(x), -1))
-            deltas.append(y[..., self.anchors :].reshape(len(x), -1, 4))
+            logits.append(y[..., : self.num_anchors].reshape(len(x), -1))
+            deltas.append(y[..., self.num_anchors :].reshape(len(x), -1, 4))
         return logits, deltas
 
 
@@ -109,7 +109,7 @@ class _Pointwise(nn.Module):
 
 
 class BoxHead(nn.Module):
-    """Two dense layers, then the classes of a region and a box for each class."""
+    """The RoIs' box head: dense layers, then the class of each RoI and a box for each class."""
 
     features: tuple[int, ...]
     num_logits: int  # with the background
@@ -130,7 +130,7 @@ class BoxHead(nn.Module):
 
 
 class MaskHead(nn.Module):
-    """Convolutions, then a mask of twice the region's side for each class."""
+    """The RoIs' mask head: convolutions, then a mask of twice the RoI's side for each class."""
 
     features: tuple[int, ...]
     num_logits: int
@@ -140,11 +140,11 @@ class MaskHead(nn.Module):
     def __call__(self, regions: jax.Array) -> jax.Array:
         """Logits f32[b, R, 2s, 2s, C] of regions [b, R, s, s, c]."""
         x = regions.reshape(-1, *regions.shape[2:])
-        how: Any = {"dtype": self.dtype, "kernel_init": _HE_FAN_OUT}
+        options: Any = {"dtype": self.dtype, "kernel_init": _HE_FAN_OUT}
         for i, features in enumerate(self.features, 1):
-            x = nn.relu(_conv3x3(features, **how, name=f"conv{i}")(x))
-        x = nn.relu(convolutions.Doubling(x.shape[-1], **how, name="upsampled")(x))
-        y = _Conv(self.num_logits, (1, 1), **how, name="mask")(x).astype(jnp.float32)
+            x = nn.relu(_conv3x3(features, **options, name=f"conv{i}")(x))
+        x = nn.relu(convolutions.Doubling(x.shape[-1], **options, name="upsampled")(x))
+        y = _Conv(self.num_logits, (1, 1), **options, name="mask")(x).astype(jnp.float32)
         return y.reshape(*regions.shape[:2], *y.shape[1:])
 
 
@@ -156,7 +156,7 @@ class MaskRCNN(nn.Module):
 
     backbone: ResNet
     levels: tuple[int, ...]
-    anchors: int  # anchors of a cell
+    num_anchors: int  # of a cell
     filters: int  # channels of the pyramid
     box_features: tuple[int, ...]
     mask_features: tuple[int, ...]
@@ -165,7 +165,7 @@ class MaskRCNN(nn.Module):
     def setup(self):
         dtype, num_logits = self.backbone.dtype, 1 + self.num_classes
         self.pyramid = FPN(self.levels, self.filters, dtype)
-        self.proposal_head = RPNHead(self.anchors, self.filters, dtype)
+        self.proposal_head = RPNHead(self.num_anchors, self.filters, dtype)
         self.box_head = BoxHead(self.box_features, num_logits, dtype)
         self.mask_head = MaskHead(self.mask_features, num_logits, dtype)
 
@@ -191,7 +191,7 @@ class MaskRCNN(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class AnchorGenerator:
-    """How anchors lie on the maps of the pyramid; named as the config's keys."""
+    """The RPN's anchors on the maps of the pyramid; fields are named as the config's keys."""
 
     # From the finest to the coarsest; level l has a cell for 2**l x 2**l pixels.
     pyramid_levels: Annotated[Sequence[Annotated[int, "[2, 12]"]], "[1, 11]"]
@@ -208,17 +208,17 @@ class AnchorGenerator:
         if levels != tuple(range(levels[0], levels[-1] + 1)):
             raise ConfigError(f"config.pyramid_levels={levels}: must be consecutive numbers")
 
-    def corners(self, height: int, width: int) -> list[np.ndarray]:
-        """For each level float32[n, 4]: (y0, x0, y1, x1) in pixels, by row, column and ratio.
+    def boxes(self, height: int, width: int) -> list[np.ndarray]:
+        """The anchors float32[n, 4] of each level: (y0, x0, y1, x1) in pixels, by cell and ratio.
 
         The sides of the padded image are multiples of the coarsest cell; boxes reach beyond it.
         """
-        corners = []
+        anchors = []
         for (y, shapes), (x, _) in zip(self.grids(height), self.grids(width), strict=True):
             centres = np.stack(np.meshgrid(y, x, indexing="ij"), axis=-1).reshape(-1, 1, 2)
             boxes = np.concatenate([centres - shapes / 2, centres + shapes / 2], axis=-1)
-            corners.append(boxes.reshape(-1, 4).astype(np.float32))
-        return corners
+            anchors.append(boxes.reshape(-1, 4).astype(np.float32))
+        return anchors
 
     def grids(self, side: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """The centres of each level's anchors along `side` pixels, and the anchors' sizes.
@@ -241,52 +241,51 @@ def propose(
     anchors: Sequence[jax.typing.ArrayLike],
     sizes: jax.Array,
     *,
-    before: int,
-    after: int,
-    iou: float,
+    before_nms: int,
+    after_nms: int,
+    iou_threshold: float,
 ) -> jax.Array:
-    """The best regions of each image, after suppression within each level.
+    """The proposals of each image: the RPN's best boxes after NMS within each level.
 
     Equal logits are in the order of the levels and anchors. Gradients do not pass.
 
     Args:
         logits: of each level, f32[b, n].
-        deltas: of each level, f32[b, n, 4]: the offsets from the anchors.
+        deltas: of each level, f32[b, n, 4].
         anchors: of each level, f32[n, 4] in pixels.
         sizes: f32[b, 2], height and width of the image without padding; boxes are cut to it, and
             those without area then are left out.
-        before: how many boxes of a level, with the highest logits, take part in the suppression.
-        after: how many boxes of an image are proposed, from all levels.
-        iou: where two boxes of a level have a larger IoU, the better one stays.
+        before_nms: how many boxes of a level, with the highest logits, take part in the NMS.
+        after_nms: how many boxes of an image are proposed, from all levels.
+        iou_threshold: where two boxes of a level have a larger IoU, the better one stays.
 
     Returns:
-        f32[b, P, 4], the best first, within the image; zeros are padding. P is `after`, or the
+        f32[b, P, 4], the best first, within the image; zeros are padding. P is `after_nms`, or the
         number of boxes that took part if they are fewer.
     """
-    found = [
-        _best_of_level(*level, sizes, before)
+    candidates = [
+        _best_of_level(*level, sizes, before_nms)
         for level in zip(map(lax.stop_gradient, logits), deltas, anchors, strict=True)
     ]
     # The levels become rows of one problem, and the shorter ones are padded with empty boxes.
-    longest = max(top.shape[1] for top, _ in found)
-    gaps = [((0, 0), (0, longest - top.shape[1])) for top, _ in found]
-    top = jnp.stack([jnp.pad(top, gap) for (top, _), gap in zip(found, gaps, strict=True)], 1)
-    boxes = jnp.stack(
-        [jnp.pad(boxes, (*gap, (0, 0))) for (_, boxes), gap in zip(found, gaps, strict=True)], 1
-    )
-    kept = nms(boxes, iou, inclusive=False)
+    longest = max(top.shape[1] for top, _ in candidates)
+    gaps = [((0, 0), (0, longest - top.shape[1])) for top, _ in candidates]
+    pairs = [*zip(candidates, gaps, strict=True)]
+    top = jnp.stack([jnp.pad(top, gap) for (top, _), gap in pairs], 1)
+    boxes = jnp.stack([jnp.pad(boxes, (*gap, (0, 0))) for (_, boxes), gap in pairs], 1)
+    kept = nms(boxes, iou_threshold, inclusive=False)
     ranked = jnp.where(kept, top, -jnp.inf).reshape(len(sizes), -1)
-    most = min(after, sum(top.shape[1] for top, _ in found))
-    best, place = lax.top_k(ranked, most)
-    chosen = jnp.take_along_axis(boxes.reshape(len(sizes), -1, 4), place[..., None], 1)
-    return jnp.where(best[..., None] > -jnp.inf, chosen, 0)
+    count = min(after_nms, sum(top.shape[1] for top, _ in candidates))
+    best, index = lax.top_k(ranked, count)
+    proposals = jnp.take_along_axis(boxes.reshape(len(sizes), -1, 4), index[..., None], 1)
+    return jnp.where(best[..., None] > -jnp.inf, proposals, 0)
 
 
 def _best_of_level(
-    logits: jax.Array, deltas: jax.Array, anchors: jax.typing.ArrayLike, sizes: jax.Array, most: int
+    logits: jax.Array, deltas: jax.Array, anchors: jax.typing.ArrayLike, sizes: jax.Array, k: int
 ) -> tuple[jax.Array, jax.Array]:
     """(logits f32[b, k], boxes f32[b, k, 4]) of the best anchors of a level, the best first."""
-    top, index = selection.top_k(logits.astype(jnp.float32), min(most, logits.shape[1]))
-    offsets = jnp.take_along_axis(lax.stop_gradient(deltas), index[..., None], 1)
-    boxes = decode_boxes(offsets.astype(jnp.float32), jnp.asarray(anchors)[index], ANCHOR_WEIGHTS)
+    top, index = selection.top_k(logits.astype(jnp.float32), min(k, logits.shape[1]))
+    deltas = jnp.take_along_axis(lax.stop_gradient(deltas), index[..., None], 1)
+    boxes = decode_boxes(deltas.astype(jnp.float32), jnp.asarray(anchors)[index], RPN_WEIGHTS)
     return top, clip(boxes, sizes[:, :1], sizes[:, 1:])

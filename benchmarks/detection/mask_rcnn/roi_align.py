@@ -1,4 +1,4 @@
-"""RoIAlign: the features of regions, sampled from the level of a feature pyramid that fits each.
+"""RoIAlign: the features of regions (RoIs), each sampled from the FPN's level that fits it.
 
 He et al. 2017 (arXiv:1703.06870), section 3; the level of a region is that of Lin et al. 2017
 (arXiv:1612.03144), section 4.2.
@@ -18,20 +18,20 @@ from benchmarks.detection.boxes import area
 
 _Maps = tuple[jax.Array, ...]
 _Terms = list[tuple[jax.Array, jax.Array]]
-_SAMPLES = 2  # points of a bin along an axis
+_SAMPLES = 2  # points of a bin along an axis, torchvision's sampling_ratio
 _SIDE = 128  # the side of a TPU's matrix unit
 
 
-def levels(boxes: jax.Array, least: int, most: int, canonical: float = 224.0) -> jax.Array:
-    """The level of the pyramid for each box: int32[..., R] from `least` to `most`.
+def map_levels(boxes: jax.Array, lowest: int, highest: int, canonical: float = 224.0) -> jax.Array:
+    """The level of the pyramid that each RoI is pooled from: int32[..., R], `lowest` to `highest`.
 
     Args:
-        boxes: f32[..., R, 4] in pixels. Those without area, or with nan, are of level `least`.
+        boxes: f32[..., R, 4] in pixels. Those without area, or with nan, are of level `lowest`.
         canonical: the side in pixels of a square box that is of level 4.
     """
     side = jnp.sqrt(area(boxes))
     level = jnp.floor(4 + jnp.log2(side / canonical + 1e-6))
-    return jnp.where(level > least, jnp.minimum(level, most), least).astype(jnp.int32)
+    return jnp.where(level > lowest, jnp.minimum(level, highest), lowest).astype(jnp.int32)
 
 
 def align(
@@ -56,27 +56,27 @@ def align(
             or nan.
         canonical: the side in pixels of a square box that is of level 4.
     """
-    least = min(maps)
-    every = tuple(maps[level] for level in range(least, least + len(maps)))
-    heights, widths = (np.array([x.shape[i] for x in every], np.int32) for i in (1, 2))
-    starts = len(every[0]) * (np.cumsum(heights * widths) - heights * widths)
+    lowest = min(maps)
+    in_order = tuple(maps[level] for level in range(lowest, lowest + len(maps)))
+    heights, widths = (np.array([x.shape[i] for x in in_order], np.int32) for i in (1, 2))
+    starts = len(in_order[0]) * (np.cumsum(heights * widths) - heights * widths)
     terms = []
     for boxes, size in groups:
         boxes = lax.stop_gradient(boxes)
-        place = levels(boxes, least, least + len(maps) - 1, canonical) - least  # [b, R]
-        scaled = boxes / jnp.exp2((place + least).astype(jnp.float32))[..., None]
+        level = map_levels(boxes, lowest, lowest + len(maps) - 1, canonical) - lowest  # [b, R]
+        scaled = boxes / jnp.exp2((level + lowest).astype(jnp.float32))[..., None]
         (y, y_weight), (x, x_weight) = (
-            _points(scaled[..., i::2], jnp.asarray(cells)[place], size)
+            _points(scaled[..., i::2], jnp.asarray(cells)[level], size)
             for i, cells in enumerate((heights, widths))
         )  # each [t, b, R, size], with t = 4 terms of a bin
         image = jnp.arange(len(boxes), dtype=jnp.int32)[:, None]
-        first = jnp.asarray(starts)[place] + image * jnp.asarray(heights * widths)[place]
-        row = first[..., None] + y * jnp.asarray(widths)[place][..., None]
+        first = jnp.asarray(starts)[level] + image * jnp.asarray(heights * widths)[level]
+        row = first[..., None] + y * jnp.asarray(widths)[level][..., None]
         index = row[:, None, ..., None] + x[None, :, ..., None, :]  # [t, t, b, R, size, size]
         weight = y_weight[:, None, ..., None] * x_weight[None, :, ..., None, :]
         count = len(index) ** 2
         terms.append((index.reshape(count, -1), weight.reshape(count, -1)))
-    pooled = _weighted_sums(every, terms)
+    pooled = _weighted_sums(in_order, terms)
     return [
         rows.reshape(*boxes.shape[:2], size, size, -1)
         for rows, (boxes, size) in zip(pooled, groups, strict=True)
@@ -141,8 +141,8 @@ def _products(cells: jax.Array, index: jax.Array, weight: jax.Array) -> jax.Arra
     gathered = cells.at[rows.reshape(-1, group * count)].get(mode="promise_in_bounds")
     is_member = np.arange(group * count) // count == np.arange(group)[:, None]
     matrix = jnp.where(is_member, factors.reshape(-1, 1, group * count), 0)
-    how: Any = {"preferred_element_type": jnp.float32, "precision": "highest"}
-    multiply = functools.partial(jnp.einsum, "irk,ikc->irc", **how)
+    options: Any = {"preferred_element_type": jnp.float32, "precision": "highest"}
+    multiply = functools.partial(jnp.einsum, "irk,ikc->irc", **options)
     if cells.dtype == jnp.float32:
         sums = multiply(matrix, gathered)
     else:  # two parts of a weight in bfloat16 lose less than the rounding of the result

@@ -38,7 +38,7 @@ _LAYERS = {
     "mask_head/upsampled": "roi_heads.mask_predictor.conv5_mask",
     "mask_head/mask": "roi_heads.mask_predictor.mask_fcn_logits",
 }
-# How torchvision before 0.13 named some of these layers
+# Former names of some of these layers in torchvision
 FORMER = {
     "rpn.head.conv": "rpn.head.conv.0.0",
     **{f"backbone.fpn.inner_blocks.{i}": f"backbone.fpn.inner_blocks.{i}.0" for i in range(4)},
@@ -135,13 +135,13 @@ def theirs(path: str, array: np.ndarray, values: Mapping[str, Any]) -> dict[str,
 
 
 def renew_heads(
-    detector: Any, initial: Mapping[str, np.ndarray], loaded: Mapping[str, np.ndarray]
+    settings: object, initial: Mapping[str, np.ndarray], loaded: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """The last layers' arrays of a Mask R-CNN that begins with a model for other classes.
 
     `initial` are its initial parameters by path, `loaded` the other Mask R-CNN's parameters.
     """
-    del detector
+    del settings
     heads = {}
     for layer, (size, is_mean) in _CLASS_LAYERS.items():
         for path in (f"{layer}/kernel", f"{layer}/bias"):
@@ -149,8 +149,8 @@ def renew_heads(
             heads[path] = initial_array
             if other is None or other.shape[:-1] != initial_array.shape[:-1]:
                 continue
-            mine, old = (x.reshape(*x.shape[:-1], -1, size) for x in (initial_array, other))
-            new = mine[..., 1:, :]
+            own, old = (x.reshape(*x.shape[:-1], -1, size) for x in (initial_array, other))
+            new = own[..., 1:, :]
             if is_mean:
                 new = np.broadcast_to(old[..., 1:, :].mean(-2, keepdims=True), new.shape)
             heads[path] = np.concatenate([old[..., :1, :], new], -2).reshape(initial_array.shape)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.detection import survey
+from benchmarks.detection import coco
 from benchmarks.detection.coco import Annotations
 from benchmarks.detection.preparation import examples
 from benchmarks.detection.preparation.annotations import LABEL_FORMATS, read_annotations
@@ -98,8 +98,8 @@ def prepare(args: argparse.Namespace) -> str:
     writing.report(content)
     _warn(content)
     for name, split in splits.items():
-        found = survey.oddities(split.annotations)
-        found += survey.weaknesses(split.annotations, args.masks) if name == "train" else []
+        found = coco.oddities(split.annotations)
+        found += coco.weaknesses(split.annotations, args.masks) if name == "train" else []
         for _, text, fix in found:
             print(visible(f"warning: {name}: {text}: {fix}"))
     writing.report_repeated(results)

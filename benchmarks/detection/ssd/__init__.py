@@ -145,7 +145,7 @@ class Ssd(Detector):
         deltas, logits = models.join(outputs, 1 + self.classes)
         keys = self.settings.detection
         decoded = boxes.decode_boxes(deltas, self._anchors)
-        found = boxes.best_detections(
+        detections = boxes.postprocess_detections(
             boxes.clip(decoded, 1, 1) if keys.clip_boxes else decoded,
             jax.nn.softmax(logits)[..., 1:],
             keys.min_score,
@@ -153,8 +153,8 @@ class Ssd(Detector):
             keys.max_detections,
         )
         pixels = jnp.tile(batch["size"], 2)[:, None]
-        kept = {name: found[name] for name in ("score", "class")}
-        return kept | {"boxes": found["boxes"] * pixels, "image_id": batch["image_id"]}
+        kept = {name: detections[name] for name in ("score", "class")}
+        return kept | {"boxes": detections["boxes"] * pixels, "image_id": batch["image_id"]}
 
     @property
     def uses(self) -> Uses:

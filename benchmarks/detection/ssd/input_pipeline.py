@@ -1,8 +1,8 @@
-"""Makes batches of images with boxes from records; each host makes its share of a global batch.
+"""SSD's batches of images with boxes: random IoU crops on the host, color jitter on the device.
 
 The host draws the crop from the boxes of an image, decodes only the crop, and resizes it. The
-device flips, changes the colours and normalises (`augment`). Training order and augmentation are
-functions of (seed, step).
+device flips, changes the colours and normalises (`augment`). Each host makes its share of a global
+batch. Training order and augmentation are functions of (seed, step).
 
 To draw a crop, rounds follow each other until one succeeds. A round chooses one of seven rules with
 equal chances: the complete image, which succeeds; any windows; or windows whose IoU with
@@ -171,7 +171,7 @@ def draw_crop(seeds: Any, max_samples: int) -> CropDraws:
 
 
 def crop_window(boxes: Any, size: Any, draws: CropDraws, side_min: float) -> Any:
-    """int32[4] (y, x, height, width) in pixels: the crop of an image.
+    """int32[4] (y, x, height, width) in pixels: the random IoU crop of an image (SSDCropping).
 
     Args:
       boxes: float32[n, 4] (y0, x0, y1, x1) as shares of the image, inside of it, all with an area.
@@ -185,10 +185,10 @@ def crop_window(boxes: Any, size: Any, draws: CropDraws, side_min: float) -> Any
     begin = tf.floor(corner * pixels)
     end = tf.minimum(tf.math.ceil((corner + sides) * pixels), pixels)
     ratio = sides[..., 1] / sides[..., 0]
-    least = tf.gather(tf.constant(_MIN_IOU), draws.conditions)[:, tf.newaxis, tf.newaxis]
+    min_iou = tf.gather(tf.constant(_MIN_IOU), draws.conditions)[:, tf.newaxis, tf.newaxis]
     low, high = begin / pixels, end / pixels
     valid = tf.logical_and(ratio > 0.5, ratio < 2)
-    valid &= tf.reduce_all(_window_iou(boxes, low, high) > least, axis=-1)
+    valid &= tf.reduce_all(_window_iou(boxes, low, high) > min_iou, axis=-1)
     valid &= tf.reduce_any(_inside(boxes, low, high), axis=-1)
     windows = tf.reshape(tf.concat([begin, end - begin], axis=-1), [-1, 4])
     full = tf.concat([[0.0, 0.0], pixels], axis=0)[tf.newaxis]
@@ -245,7 +245,7 @@ def jitter_colours(
     saturation: jax.Array,
     hue: jax.Array,
 ) -> jax.Array:
-    """uint8[b, H, W, 3] -> float32[b, H, W, 3] in 0..255; H * W is at most 2^24.
+    """Color jitter, uint8[b, H, W, 3] -> float32[b, H, W, 3] in 0..255; H * W is at most 2^24.
 
     Each strength is f32[b]. In the order of the arguments: brightness multiplies all values;
     contrast multiplies the distance to the mean luma of the image, saturation the distance to the

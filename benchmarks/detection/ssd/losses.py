@@ -1,4 +1,4 @@
-"""SSD's loss: offsets to the matched boxes, and classes with the hardest negatives.
+"""SSD's loss: smooth L1 of the deltas, and cross-entropy with hard negative mining.
 
 Liu et al. 2016 (arXiv:1512.02325), sections 2.2 and 2.3.
 """
@@ -15,7 +15,7 @@ from benchmarks.detection.boxes import area, encode_boxes, match, take_by_produc
 from benchmarks.detection.losses import cross_entropy, smooth_l1
 
 MATCH_IOU = 0.5  # an anchor with at least this IoU with a true box is positive
-NEGATIVES = 3  # negatives for each positive anchor
+NEGATIVES = 3  # mined for each positive anchor
 
 
 def detection_loss(
@@ -33,7 +33,7 @@ def detection_loss(
     float64, for tests.
 
     Args:
-        deltas: float[b, N, 4], the predicted offsets of `boxes.encode_boxes`; or a list of
+        deltas: float[b, N, 4], the predicted deltas of `boxes.encode_boxes`; or a list of
             float[b, n, 4], one for each map.
         logits: float[b, N, 1 + C], or a list of float[b, n, 1 + C]; class 0 is the background.
         boxes: f32[b, G, 4], the true boxes.
@@ -42,14 +42,14 @@ def detection_loss(
         num_logits: 1 + C, if the logits have further columns, which are ignored.
 
     Returns:
-        (box_loss f32[b], class_loss f32[b]): smooth L1, summed over offsets and positive anchors,
+        (box_loss f32[b], class_loss f32[b]): smooth L1, summed over deltas and positive anchors,
         and cross-entropy, summed over positive anchors and negatives. Both are divided by the
         image's P, and are 0 where it has none.
     """
     with jax.named_scope("matching"):
         targets, labels = jax.vmap(_targets, (0, 0, None))(boxes, classes, anchors)
-        # Behind the barrier the offsets of a box lie side by side, as the heads write them. Without
-        # it XLA copies the outputs of the heads into the order of the offsets' computation.
+        # Behind the barrier the deltas of a box lie side by side, as the heads write them. Without
+        # it XLA copies the outputs of the heads into the order of the deltas' computation.
         flat = jax.lax.optimization_barrier(targets.reshape(len(targets), -1))
         targets = flat.reshape(targets.shape)
     positive = labels > 0
@@ -82,12 +82,12 @@ def _per_map(
 def _targets(
     boxes: jax.Array, classes: jax.Array, anchors: np.ndarray
 ) -> tuple[jax.Array, jax.Array]:
-    """The offsets f32[N, 4] that an image's anchors should have, and their classes int32[N].
+    """The deltas f32[N, 4] that an image's anchors should have, and their classes int32[N].
 
-    The offsets of an anchor of class 0 mean nothing.
+    The deltas of an anchor of class 0 mean nothing.
     """
     valid = (classes > 0) & (area(boxes) > 0)
-    found = match(boxes, valid, anchors, MATCH_IOU)
-    taken = take_by_product(jnp.concatenate([boxes, classes[:, None]], 1), found.box)
-    labels = jnp.where(found.positive, taken[:, 4], 0).astype(jnp.int32)
+    matched = match(boxes, valid, anchors, MATCH_IOU)
+    taken = take_by_product(jnp.concatenate([boxes, classes[:, None]], 1), matched.box)
+    labels = jnp.where(matched.positive, taken[:, 4], 0).astype(jnp.int32)
     return encode_boxes(taken[:, :4], anchors), labels

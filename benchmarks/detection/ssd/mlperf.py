@@ -34,7 +34,7 @@ ENTRY = Entry(
     ruleset="1.1.0",
     success_is_bool=True,
 )
-_KINDS = {"kernel": "weight", "scale": "gamma", "bias": "beta"}
+_LEAVES = {"kernel": "weight", "scale": "gamma", "bias": "beta"}
 
 
 def facts(run: Run) -> Facts:
@@ -46,24 +46,24 @@ def facts(run: Run) -> Facts:
 
 def tensor(name: str) -> str:
     """MLPerf's name of a parameter such as "backbone/stage2_block1/conv_proj/kernel"."""
-    *block, layer, kind = name.split("/")
+    *block, layer, leaf = name.split("/")
     if block[:1] != ["backbone"]:
-        suffix = "weight" if kind == "kernel" else "bias"
+        suffix = "weight" if leaf == "kernel" else "bias"
         match = re.fullmatch(r"(head|extra)(\d+)(?:_conv(\d))?", layer)
         assert match is not None, name
         number = int(match[2]) - 1
         if match[1] == "head":
             return f"ssd0_convpredictor{number}_conv0_{suffix}"
         return f"ssd0_expand_{'trans_' if match[3] == '1' else ''}conv{number}_{suffix}"
-    kind, sort = _KINDS[kind], "conv" if layer.startswith("conv") else "batchnorm"
+    leaf, kind = _LEAVES[leaf], "conv" if layer.startswith("conv") else "batchnorm"
     if layer in ("conv_stem", "bn_stem"):
-        return f"ssd0_resnetmlperf0_{sort}0_{kind}"
+        return f"ssd0_resnetmlperf0_{kind}0_{leaf}"
     stage, unit = map(int, re.findall(r"\d+", block[1]))
     if layer.endswith("_proj"):  # in a stage's first block, after its two convolutions
         number = 2
     else:
         number = 2 * (unit - 1) + int(layer[-1]) - 1 + (stage > 1 and unit > 1)
-    return f"ssd0_resnetmlperf0_stage{stage}_{sort}{number}_{kind}"
+    return f"ssd0_resnetmlperf0_stage{stage}_{kind}{number}_{leaf}"
 
 
 def _keys(run: Run) -> dict[str, Any]:

@@ -6,7 +6,7 @@ without its last stage, with stride 1 in the third, and for the extra layers.
 Parameters are float32. Convolutions, activations and predictions are in the compute dtype; the
 loss and the scores are computed from them in float32.
 
-Every detection is an offset from a default box. Each cell of each feature map has a few of them
+Every detection is a default box moved by deltas. Each cell of each feature map has a few of them
 around its centre: a square of the map's scale, a square of a size between this scale and the next
 one's, and for each aspect ratio a a wide box and a high one of the first square's area (section
 2.2 of the paper).
@@ -162,8 +162,8 @@ def join(outputs: Sequence[jax.Array], num_logits: int) -> tuple[jax.Array, jax.
     """
     logits = jnp.concatenate([y[..., :num_logits] for y in outputs], 1)
     joined = jnp.concatenate(deltas(outputs, num_logits), 1)
-    wide = jnp.promote_types(logits.dtype, jnp.float32)
-    return joined.astype(wide), logits.astype(wide)
+    dtype = jnp.promote_types(logits.dtype, jnp.float32)
+    return joined.astype(dtype), logits.astype(dtype)
 
 
 class SSD(nn.Module):

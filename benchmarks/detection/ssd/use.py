@@ -184,7 +184,7 @@ class _Drawing:
         node("Softmax", "probabilities", [self._columns("logits", rows, 4, _END)], axis=-1)
         objects = self._columns("objects", "probabilities", 1, _END)
         scores = node("Transpose", "scores", [objects], perm=[1, 0])
-        weights = constant("weights", boxes.WEIGHTS)
+        weights = constant("weights", boxes.CODER_WEIGHTS)
         node("Div", "offsets", [self._columns("deltas", rows, 0, 4), weights])
         sides = constant("default/sides", sizes)
         node("Mul", "moves", [self._columns("shares", "offsets", 0, 2), sides])

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.detection.ssd.settings import Settings
 from common.foreign.files import Foreign
 from common.foreign.resnets import LEAVES, PLAIN, split, torch_layout
 
@@ -78,8 +79,8 @@ def theirs(path: str, array: np.ndarray, values: Mapping[str, Any]) -> dict[str,
     module, leaf = split(path)
     if module.startswith("backbone/"):
         ((name, array),) = PLAIN.theirs(path.replace("backbone/", "", 1), array).items()
-        child, _, rest = name.partition(".")
-        return {f"model.{_CHILDREN[child]}.{rest}": array}
+        child, _, leaf = name.partition(".")
+        return {f"model.{_CHILDREN[child]}.{leaf}": array}
     array = torch_layout(array)
     if not module.startswith("head"):
         return {f"{_EXTRAS[module]}.{LEAVES[leaf]}": array}
@@ -90,7 +91,7 @@ def theirs(path: str, array: np.ndarray, values: Mapping[str, Any]) -> dict[str,
 
 
 def renew_heads(
-    detector: Any, initial: Mapping[str, np.ndarray], loaded: Mapping[str, np.ndarray]
+    settings: Settings, initial: Mapping[str, np.ndarray], loaded: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """The heads' arrays of an SSD that begins with the heads for other classes, by path.
 
@@ -98,7 +99,7 @@ def renew_heads(
     boxes are not used.
     """
     heads = {}
-    for i, boxes in enumerate(detector.settings.maps.default_boxes.boxes_per_cell, 1):
+    for i, boxes in enumerate(settings.maps.default_boxes.boxes_per_cell, 1):
         for path in (f"head{i}/kernel", f"head{i}/bias"):
             initial_array, other = initial[path], loaded.get(path)
             heads[path] = initial_array

@@ -2,7 +2,7 @@
 
 `loader` reads all pairs of sentences, from text or records, into a `corpus`, which also makes
 batches of pairs of similar length. `models` has the network, `lstm` and `losses` its two largest
-parts with their gradients, `search` the beam search, `mlperf` the rules of MLPerf.
+parts with their gradients, `coverage_beams` the beam search, `mlperf` the rules of MLPerf.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.base import HostBatch, Terms
 from benchmarks.translation import losses, translator
-from benchmarks.translation.gnmt import loader, models, search
+from benchmarks.translation.gnmt import coverage_beams, loader, models
 from benchmarks.translation.gnmt.corpus import Buckets, Corpus, bucket_batches
 from benchmarks.translation.translator import Length, Lengths, Translator
 from benchmarks.translation.vocabulary import EOS
@@ -212,7 +212,7 @@ class Gnmt(Translator):
         run = functools.partial(self.network.apply, {"params": params})
         memory: Any = run(inputs, method="encode")
         has_words = jnp.any(inputs > 0, axis=1)
-        cache: Any = self.network.start(len(inputs), settings.beam_size)
+        cache: Any = self.network.init_cache(len(inputs), settings.beam_size)
 
         def step(ids: jax.Array, position: jax.Array, cache: Any) -> Any:
             del position
@@ -220,7 +220,7 @@ class Gnmt(Translator):
 
         limit = jnp.where(has_words, settings.max_length, 0)
         rules, coverage = self.search_rules(settings.max_length, top), settings.coverage_penalty
-        return search.beam_search(step, cache, memory.visible, limit, coverage, rules)
+        return coverage_beams.search(step, cache, memory.mask, limit, coverage, rules)
 
 
 def make(config: Any, cache_dir: str) -> Gnmt:

@@ -1,4 +1,4 @@
-"""Pairs of sentences in memory, as token ids, and the batches to train on.
+"""Pairs of sentences in memory, as token ids, and the batches of length buckets to train on.
 
 The pairs of sentences of a step are a function of (seed, step). They have similar lengths, so that
 one of few shapes holds them without much padding.
@@ -85,15 +85,15 @@ class Corpus:
         """Bytes of the arrays."""
         return sum(a.nbytes for a in (self.ids, self.lengths, self.starts, self.numbers))
 
-    def rows(self, which: np.ndarray, side: int, size: int) -> np.ndarray:
-        """int32[m, size]: sentences of the pairs `which`, int64[m], padded with zeros.
+    def rows(self, pairs: np.ndarray, side: int, size: int) -> np.ndarray:
+        """int32[m, size]: one side of the `pairs`, int64[m], padded with zeros.
 
         No sentence has more than `size` tokens.
         """
-        lengths = self.lengths[which, side]
-        rows = np.zeros((len(which), size), np.int32)
+        lengths = self.lengths[pairs, side]
+        rows = np.zeros((len(pairs), size), np.int32)
         is_token = np.arange(size) < lengths[:, None]
-        positions = self.starts[which, side][:, None] + np.arange(size)
+        positions = self.starts[pairs, side][:, None] + np.arange(size)
         rows[is_token] = self.ids[positions[is_token]]
         return rows
 
@@ -104,9 +104,9 @@ class Corpus:
             return Shards(self.paths, self.counts).where(number)
         return f"{self.paths[0]}, line {number + 1}"
 
-    def take(self, which: np.ndarray) -> Corpus:
-        """The pairs `which`, int64[m], of the same `ids`."""
-        arrays = {name: getattr(self, name)[which] for name in ("lengths", "starts", "numbers")}
+    def take(self, pairs: np.ndarray) -> Corpus:
+        """The `pairs`, int64[m], of the same `ids`."""
+        arrays = {name: getattr(self, name)[pairs] for name in ("lengths", "starts", "numbers")}
         return dataclasses.replace(self, **arrays)
 
 
@@ -130,13 +130,13 @@ class Buckets:
     """Batches of pairs of similar lengths, every pair at most once per epoch.
 
     An epoch puts the pairs in an order drawn from (seed, epoch) and fills the buckets in it. Pairs
-    that do not fill a batch move up into the next larger bucket. The rest of the last bucket, fewer
-    than `batch_size` pairs, is not used in this epoch. The batches come in an order drawn from
-    (seed, epoch).
+    that do not fill a batch move up into the next larger bucket. What is left of the last bucket,
+    fewer than `batch_size` pairs, is not used in this epoch. The batches come in an order drawn
+    from (seed, epoch).
     """
 
     bounds: tuple[int, ...]  # the lengths of the buckets, rising
-    which: np.ndarray  # int16[n], the bucket of each pair
+    bucket: np.ndarray  # int16[n], of each pair
     seed: int  # the run's seed
     batch_size: int  # over all hosts
 
@@ -157,13 +157,13 @@ class Buckets:
                 f"config.train_batch_size={batch_size}: there are only {len(lengths):,} pairs to "
                 "train on; set a smaller one"
             )
-        which = np.searchsorted(bounds, lengths).astype(np.int16)
-        return cls(tuple(bounds), which, seed, batch_size)
+        bucket = np.searchsorted(bounds, lengths).astype(np.int16)
+        return cls(tuple(bounds), bucket, seed, batch_size)
 
     @property
     def steps_per_epoch(self) -> int:
         """The number of batches in each epoch."""
-        return len(self.which) // self.batch_size
+        return len(self.bucket) // self.batch_size
 
     def batch(self, step: int) -> Batch:
         """The global batch of a step, counted from 0 over all epochs."""
@@ -172,7 +172,7 @@ class Buckets:
         begin = int(plan.batches[position]) * self.batch_size
         pairs = plan.pairs[begin : begin + self.batch_size]
         seeds = (hash64(self.seed, _SEEDS, epoch, pairs) >> np.uint64(33)).astype(np.int32)
-        return Batch(self.bounds[self.which[pairs[-1]]], pairs, seeds)
+        return Batch(self.bounds[self.bucket[pairs[-1]]], pairs, seeds)
 
     @functools.cached_property
     def _plan(self) -> Callable[[int], Epoch]:
@@ -184,9 +184,9 @@ class Buckets:
         All pairs lie in one sequence, sorted by bucket. Cutting it into batches moves leftovers
         up: a batch has the bucket of its last pair.
         """
-        draws = hash64(self.seed, _PAIRS, epoch, np.arange(len(self.which)))
+        draws = hash64(self.seed, _PAIRS, epoch, np.arange(len(self.bucket)))
         shuffled = np.argsort(draws, kind="stable")
-        pairs = shuffled[np.argsort(self.which[shuffled], kind="stable")]
+        pairs = shuffled[np.argsort(self.bucket[shuffled], kind="stable")]
         draws = hash64(self.seed, _BATCHES, epoch, np.arange(self.steps_per_epoch))
         return Epoch(pairs, np.argsort(draws, kind="stable"))
 
@@ -201,12 +201,12 @@ def bucket_batches(
     the pair in the corpus. A host has a contiguous share of the global batch.
     """
     rows = buckets.batch_size // num_shards
-    mine = slice(shard * rows, (shard + 1) * rows)
+    share = slice(shard * rows, (shard + 1) * rows)
     for step in itertools.count(start_step):
         size, pairs, seeds = buckets.batch(step)
         yield {
-            "inputs": corpus.rows(pairs[mine], 0, size),
-            "targets": corpus.rows(pairs[mine], 1, size),
-            "dropout": seeds[mine],
-            "id": pairs[mine].astype(np.int32),
+            "inputs": corpus.rows(pairs[share], 0, size),
+            "targets": corpus.rows(pairs[share], 1, size),
+            "dropout": seeds[share],
+            "id": pairs[share].astype(np.int32),
         }

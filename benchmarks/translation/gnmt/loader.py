@@ -11,7 +11,7 @@ import itertools
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from common.data.shards import record_name, tensorflow
 from common.errors import ConfigError, DataError, one_line
 from common.text import decoded
 
+if TYPE_CHECKING:
+    from benchmarks.translation.gnmt import Settings
+
 _log = logging.getLogger("tpu_suite")
 _VERSION = 1  # raise it when the same files give other arrays
 _FILLER = 128  # lines after the sentences to evaluate: Google's files are padded to full batches
@@ -32,7 +35,7 @@ _BLOCK = 8 << 20  # bytes of text that are read and looked up at a time
 
 
 def load(
-    settings: Any, split: str, vocabulary: Vocabulary, most: int | None, cache_dir: str
+    settings: "Settings", split: str, vocabulary: Vocabulary, count: int | None, cache_dir: str
 ) -> Corpus:
     """Reads the pairs of a split, or takes them from `cache_dir` if nothing has changed.
 
@@ -41,21 +44,21 @@ def load(
     that is longer than the last of `bucket_lengths`; to evaluate, such a source is an error.
 
     Args:
-      settings: `gnmt.Settings`, which name the files and the lengths.
+      settings: they name the files and the lengths.
       split: "train" or "eval".
       vocabulary: makes the ids; text needs `Words`.
-      most: the number of pairs to evaluate on; in text, a few lines of filling may follow them.
+      count: the number of pairs to evaluate on; in text, a few lines of filling may follow them.
       cache_dir: folder for the cache, local or gs://; "" for none.
     """
     paths, is_text = _find(settings, split), bool(getattr(settings, f"{split}_source"))
     longest = (settings.bucket_lengths if split == "train" else settings.eval_lengths)[-1]
-    facts = [_VERSION, is_text, vocabulary.digest, split, longest, most]
+    facts = [_VERSION, is_text, vocabulary.digest, split, longest, count]
     key = json.dumps([facts, caches.file_stamps(paths)])
 
     def read() -> Corpus:
         if split == "train":
             return _select_usable(_read(paths, is_text, vocabulary, split, longest), longest)
-        return _check_sentences(_read(paths, is_text, vocabulary, split, None), longest, most)
+        return _check_sentences(_read(paths, is_text, vocabulary, split, None), longest, count)
 
     cache = f"{cache_dir}/{split}.npz" if cache_dir else ""
     corpus = caches.cached_arrays(Corpus, cache, key, read)
@@ -63,7 +66,7 @@ def load(
     return dataclasses.replace(corpus, paths=paths, counts=counts)
 
 
-def _find(settings: Any, split: str) -> tuple[str, ...]:
+def _find(settings: "Settings", split: str) -> tuple[str, ...]:
     """The two files of text, or the files of records."""
     data_dir, records = settings.data_dir, getattr(settings, f"{split}_files")
     text = {side: getattr(settings, f"{split}_{side}") for side in ("source", "target")}
@@ -106,18 +109,18 @@ def _select_usable(corpus: Corpus, longest: int) -> Corpus:
     return corpus.take(np.flatnonzero(is_usable))
 
 
-def _check_sentences(corpus: Corpus, longest: int, most: int | None) -> Corpus:
+def _check_sentences(corpus: Corpus, longest: int, count: int | None) -> Corpus:
     """The pairs to evaluate; DataError if they cannot be used."""
     total, first = len(corpus), corpus.paths[0]
     if not total:
         raise DataError(f"{first} has no sentences to evaluate: it is empty")
-    if most is not None and not corpus.counts:
-        if not most <= total <= most + _FILLER:
+    if count is not None and not corpus.counts:
+        if not count <= total <= count + _FILLER:
             raise DataError(
-                f"{first} has {total:,} lines, and {most:,} sentences are to be evaluated: each "
+                f"{first} has {total:,} lines, and {count:,} sentences are to be evaluated: each "
                 "needs the line of its reference; see config.eval_references"
             )
-        corpus = corpus.take(np.arange(most))
+        corpus = corpus.take(np.arange(count))
     lengths = corpus.lengths[:, 0]
     if (lengths == 1).any():
         name = corpus.describe(int((lengths == 1).argmax()))
@@ -185,13 +188,13 @@ def read_text_side(path: str, vocabulary: Words, report: Callable[[int], None]) 
 
 def _text_blocks(file: Any) -> Iterator[bytes]:
     """The content in pieces that end with "\\n"."""
-    rest = b""
+    line = b""
     while data := file.read(_BLOCK):
-        head, newline, rest = (rest + data).rpartition(b"\n")
+        head, newline, line = (line + data).rpartition(b"\n")
         if newline:
             yield head + newline
-    if rest:
-        yield rest + b"\n"
+    if line:
+        yield line + b"\n"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,13 +237,13 @@ def _read_file(path: str, vocab_size: int) -> _File:
     """All pairs of a file; DataError names the first record that cannot be used."""
     numbers: list[int] = []
     sides: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
-    kinds: set[bool] = set()  # whether records are packed
+    packed: set[bool] = set()  # whether records are packed
 
     def add(chunk: Any, first: int) -> None:
         for number, row in enumerate(schema.split(schema.columns(chunk)), first):
-            kinds.add(schema.is_packed(row))
+            packed.add(schema.is_packed(row))
             wrong = schema.error(row, vocab_size)
-            if len(kinds) > 1:
+            if len(packed) > 1:
                 wrong = "packed rows and single pairs are mixed in this file"
             if wrong:
                 raise DataError(f"{record_name(path, number)}: {wrong}")
@@ -254,5 +257,4 @@ def _read_file(path: str, vocab_size: int) -> _File:
     for sentences in sides:
         ids = np.concatenate([np.zeros(0, np.int64), *sentences]).astype(id_type(vocab_size))
         joined.append(Sentences(ids, np.array([len(ids) for ids in sentences], np.int32)))
-    packed = kinds.pop() if kinds else None
-    return _File(count, packed, np.array(numbers, np.int64), joined)
+    return _File(count, packed.pop() if packed else None, np.array(numbers, np.int64), joined)

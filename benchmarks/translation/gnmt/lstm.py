@@ -26,7 +26,7 @@ def lstm(
     gates: jax.Array,
     kernel: jax.Array,
     bias: jax.Array,
-    alive: jax.Array | None = None,
+    mask: jax.Array | None = None,
     reverse: bool = False,
 ) -> jax.Array:
     """Runs an LSTM whose state starts at zero.
@@ -38,7 +38,7 @@ def lstm(
       gates: [T, b, 4H], the products of the inputs, in the order of `cell`.
       kernel: float32[H, 4H], what the state before is multiplied by.
       bias: float32[4H] of the gates.
-      alive: bool[T, b] or None. Where it is False, state and output are 0. So a sentence that is
+      mask: bool[T, b] or None. Where it is False, state and output are 0. So a sentence that is
         read from its end starts with zeros at its last token, whatever follows it.
       reverse: whether the last step is the first one.
 
@@ -47,7 +47,7 @@ def lstm(
 
     Source: Hochreiter and Schmidhuber 1997; Gers et al. 2000 for the forget gate.
     """
-    return _lstm(reverse, gates, kernel, bias, alive)
+    return _lstm(reverse, gates, kernel, bias, mask)
 
 
 def cell(gates: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -71,55 +71,56 @@ def _activated(gates: jax.Array) -> tuple[jax.Array, ...]:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _lstm(reverse: bool, gates: jax.Array, kernel: Any, bias: Any, alive: Any) -> jax.Array:
-    return _forward(reverse, gates, kernel, bias, alive)[0]
+def _lstm(reverse: bool, gates: jax.Array, kernel: Any, bias: Any, mask: Any) -> jax.Array:
+    return _forward(reverse, gates, kernel, bias, mask)[0]
 
 
-def _forward(reverse: bool, gates: jax.Array, kernel: Any, bias: Any, alive: Any) -> Any:
+def _forward(reverse: bool, gates: jax.Array, kernel: Any, bias: Any, mask: Any) -> Any:
     """The outputs; and for the backward pass the gates, and the cells before each step."""
-    dtype, narrow, wide = gates.dtype, kernel.astype(gates.dtype), _wide(gates)
+    dtype, weights, acc_dtype = gates.dtype, kernel.astype(gates.dtype), _acc_dtype(gates)
 
     def advance(carry: Any, step: Any) -> Any:
-        (h, before, gates), (t, x, is_alive) = carry, step
+        (h, before, gates), (t, x, is_token) = carry, step
         inputs, gates = _read(gates, t, x)
-        z = inputs + (jnp.dot(h, narrow, preferred_element_type=wide) + bias.astype(wide))
-        h, c = (_only(is_alive, y) for y in cell(z, before))
+        product = jnp.dot(h, weights, preferred_element_type=acc_dtype)
+        z = inputs + (product + bias.astype(acc_dtype))
+        h, c = (_masked(is_token, y) for y in cell(z, before))
         h = h.astype(dtype)
         gates, x = _written(gates, t, dtype, z)
         return (h, c, gates), (h, before.astype(dtype), x)
 
     shape = gates.shape[1], kernel.shape[0]
     stack, xs = _split(gates)
-    start = jnp.zeros(shape, dtype), jnp.zeros(shape, wide), stack
-    steps = jnp.arange(len(gates)), xs, alive
+    start = jnp.zeros(shape, dtype), jnp.zeros(shape, acc_dtype), stack
+    steps = jnp.arange(len(gates)), xs, mask
     (_, _, stack), (outputs, before, xs) = jax.lax.scan(advance, start, steps, reverse=reverse)
     gates = xs if stack is None else stack
-    return outputs, (outputs, gates, before, kernel, bias, alive)
+    return outputs, (outputs, gates, before, kernel, bias, mask)
 
 
 def _backward(reverse: bool, saved: Any, gradients: jax.Array) -> Any:
     """The gradients of the gates, from the last step to the first, then of kernel and bias."""
-    outputs, gates, before, kernel, bias, alive = saved
-    dtype, narrow, wide = outputs.dtype, kernel.astype(outputs.dtype), _wide(outputs)
+    outputs, gates, before, kernel, bias, mask = saved
+    dtype, weights, acc_dtype = outputs.dtype, kernel.astype(outputs.dtype), _acc_dtype(outputs)
 
     def retreat(carry: Any, step: Any) -> Any:
-        (dh, dc, gates), (t, x, gradient, c, is_alive) = carry, step
+        (dh, dc, gates), (t, x, gradient, c, is_token) = carry, step
         z, gates = _read(gates, t, x)
         i, f, g, o = _activated(z)
-        c = c.astype(wide)
-        dh, dc = (_only(is_alive, x) for x in (dh + gradient, dc))
+        c = c.astype(acc_dtype)
+        dh, dc = (_masked(is_token, x) for x in (dh + gradient, dc))
         reached = jnp.tanh(f * c + i * g)
         dc = dc + dh * o * (1 - reached**2)
         of_i, of_f = dc * g * i * (1 - i), dc * c * f * (1 - f)
         of_g, of_o = dc * i * (1 - g**2), dh * reached * o * (1 - o)
         parts = [x.astype(dtype) for x in (of_i, of_f, of_g, of_o)]
-        back = jnp.dot(jnp.concatenate(parts, -1), narrow.T, preferred_element_type=wide)
+        back = jnp.dot(jnp.concatenate(parts, -1), weights.T, preferred_element_type=acc_dtype)
         gates, x = _written(gates, t, dtype, *parts)
         return (back, dc * f, gates), x
 
-    zeros = jnp.zeros(outputs.shape[1:], wide)
+    zeros = jnp.zeros(outputs.shape[1:], acc_dtype)
     stack, xs = _split(gates)
-    start, steps = (zeros, zeros, stack), (jnp.arange(len(outputs)), xs, gradients, before, alive)
+    start, steps = (zeros, zeros, stack), (jnp.arange(len(outputs)), xs, gradients, before, mask)
     (_, _, stack), xs = jax.lax.scan(retreat, start, steps, reverse=not reverse)
     of_gates = xs if stack is None else stack
     # The state before the first step is 0.
@@ -127,17 +128,16 @@ def _backward(reverse: bool, saved: Any, gradients: jax.Array) -> Any:
     if device_kind() == "cpu":  # more axes than two would be copied transposed
         states, later = (x.reshape(-1, x.shape[-1]) for x in (states, later))
     # In this order of the axes TPUs compile the product as they did the einsum "tbh,tbg->hg".
-    of_kernel = jnp.tensordot(
-        states, later, ([*reversed(range(states.ndim - 1))],) * 2, preferred_element_type=wide
-    )
-    of_bias = sums.over_first_axes(of_gates, wide)
+    axes = ([*reversed(range(states.ndim - 1))],) * 2
+    of_kernel = jnp.tensordot(states, later, axes, preferred_element_type=acc_dtype)
+    of_bias = sums.over_first_axes(of_gates, acc_dtype)
     return of_gates, of_kernel.astype(kernel.dtype), of_bias.astype(bias.dtype), None
 
 
 _lstm.defvjp(_forward, _backward)
 
 
-def _wide(x: jax.Array) -> Any:
+def _acc_dtype(x: jax.Array) -> Any:
     return jnp.promote_types(x.dtype, jnp.float32)
 
 
@@ -152,8 +152,8 @@ def _read(stack: jax.Array | None, t: jax.Array, x: Any) -> tuple[jax.Array, jax
     The barrier ends the reading first. Without it XLA computes twice what is written.
     """
     if stack is None:
-        return x.astype(_wide(x)), None
-    return jax.lax.optimization_barrier((stack[t].astype(_wide(stack)), stack))
+        return x.astype(_acc_dtype(x)), None
+    return jax.lax.optimization_barrier((stack[t].astype(_acc_dtype(stack)), stack))
 
 
 def _written(stack: jax.Array | None, t: jax.Array, dtype: Any, *parts: jax.Array) -> Any:
@@ -169,6 +169,6 @@ def _written(stack: jax.Array | None, t: jax.Array, dtype: Any, *parts: jax.Arra
     return stack, None
 
 
-def _only(alive: Any, x: jax.Array) -> jax.Array:
-    """`x` [b, H] with zeros where `alive` bool[b] is False."""
-    return x if alive is None else jnp.where(alive[:, None], x, 0)
+def _masked(mask: Any, x: jax.Array) -> jax.Array:
+    """`x` [b, H] with zeros where `mask` bool[b] is False."""
+    return x if mask is None else jnp.where(mask[:, None], x, 0)

@@ -1,4 +1,4 @@
-"""GNMT (Wu et al. 2016, arXiv:1609.08144) as MLPerf's reference wires it.
+"""GNMT's LSTMs and Bahdanau attention (Wu et al. 2016, arXiv:1609.08144), as MLPerf wires them.
 
 The encoder's layer 0 reads a sentence in both directions. Layers from 2 on add their input to their
 output, in both stacks. The decoder's layer 0 sees only the words; its outputs are the attention's
@@ -24,22 +24,21 @@ from common.layers import cpu
 from common.layers.dropout import dropout
 
 _TILE = 128  # the tables have a multiple of it as words: that fills the TPU's matrix unit
-_AT_ONCE = 4  # targets whose tanh are made in one pass: fewer passes over the sums
-_HIDDEN = -1e9  # the score of padding; finite, so that no row is nan
+_UNROLLED = 4  # targets whose tanh are made in one pass: fewer passes over the sums
 _ENCODER, _DECODER = 0, 1000  # the number of the dropout before layer 0 of a stack
 
 Cache = dict[str, dict[str, jax.Array]]
 
 
 class Memory(NamedTuple):
-    """The encoder's result: `keys` and `values` [b, S, H], `visible` bool[b, S].
+    """The encoder's result: `keys` and `values` [b, S, H], `mask` bool[b, S].
 
     The keys are the attention's projection Wk of the values, which is computed once.
     """
 
     keys: jax.Array
     values: jax.Array
-    visible: jax.Array
+    mask: jax.Array
 
 
 def _symmetric(scale: float) -> Any:
@@ -74,17 +73,17 @@ class LSTM(nn.Module):
     def _products(self, x: jax.Array, direction: int = 0) -> jax.Array:
         return cpu.dot(x, self.kernel[direction].astype(self.dtype))
 
-    def __call__(self, x: jax.Array, direction: int = 0, **how: Any) -> jax.Array:
-        """The outputs [T, b, H] of one LSTM for inputs [T, b, n]; `how` goes to `lstm`."""
+    def __call__(self, x: jax.Array, direction: int = 0, **options: Any) -> jax.Array:
+        """The outputs [T, b, H] of one LSTM for inputs [T, b, n]; `options` go to `lstm`."""
         recurrent, bias = self.recurrent_kernel[direction], self.bias[direction]
-        return lstm(self._products(x, direction), recurrent, bias, **how)
+        return lstm(self._products(x, direction), recurrent, bias, **options)
 
-    def both(self, x: jax.Array, visible: jax.Array) -> jax.Array:
+    def bidirectional(self, x: jax.Array, mask: jax.Array) -> jax.Array:
         """The outputs of two directions side by side, [S, b, 2H] for inputs [S, b, n].
 
-        Positions after a sentence, where `visible` bool[S, b] is False, have outputs of 0.
+        Positions after a sentence, where `mask` bool[S, b] is False, have outputs of 0.
         """
-        sides = [self(x, turned, alive=visible, reverse=bool(turned)) for turned in range(2)]
+        sides = [self(x, turned, mask=mask, reverse=bool(turned)) for turned in range(2)]
         return jnp.concatenate(sides, -1)
 
     def step(self, x: jax.Array, cache: dict[str, jax.Array]) -> tuple[jax.Array, Any]:
@@ -96,8 +95,8 @@ class LSTM(nn.Module):
         return h, {"h": h, "c": c}
 
 
-class Attention(nn.Module):
-    """Normalised additive attention: a score is (g v / |v|) . tanh(Wq q + Wk k + b).
+class BahdanauAttention(nn.Module):
+    """Normalised additive (Bahdanau) attention: a score is (g v / |v|) . tanh(Wq q + Wk k + b).
 
     Source: Bahdanau et al. 2014, arXiv:1409.0473; Salimans and Kingma 2016, arXiv:1602.07868.
     """
@@ -108,8 +107,8 @@ class Attention(nn.Module):
     dtype: Any
 
     def setup(self):
-        init, how = _symmetric(self.init_scale), {"dtype": self.dtype, "dot_general": cpu.dot}
-        dense: Any = partial(nn.Dense, self.width, **how)
+        init, options = _symmetric(self.init_scale), {"dtype": self.dtype, "dot_general": cpu.dot}
+        dense: Any = partial(nn.Dense, self.width, **options)
         self.query, self.key = (dense(use_bias=False, kernel_init=init) for _ in range(2))
         self.direction = self.param("direction", init, (self.width,))
         self.gain = self.param("gain", lambda _: jnp.float32(self.initial_gain))
@@ -120,11 +119,11 @@ class Attention(nn.Module):
 
         Returns:
           The context [T, b, H] in the compute dtype, and the probabilities float32[T, b, S].
-          Where nothing is visible, they are uniform.
+          Where the mask shows nothing, they are uniform.
         """
         direction = self.gain * self.direction / jnp.linalg.norm(self.direction)
         scores = _scores(self.query(query), memory.keys, direction, self.bias)
-        probabilities = jax.nn.softmax(jnp.where(memory.visible, scores, _HIDDEN), -1)
+        probabilities = jax.nn.softmax(jnp.where(memory.mask, scores, losses.MASKED_LOGIT), -1)
         context = jnp.einsum("tbs,bsh->tbh", probabilities.astype(self.dtype), memory.values)
         return context, probabilities
 
@@ -141,7 +140,7 @@ def _scores(query: jax.Array, keys: jax.Array, direction: jax.Array, bias: jax.A
     def score(_: None, query: jax.Array) -> tuple[None, jax.Array]:
         return None, jnp.sum(_tanh(query, keys, bias) * direction, -1)
 
-    return jax.lax.scan(score, None, query, unroll=_AT_ONCE)[1]
+    return jax.lax.scan(score, None, query, unroll=_UNROLLED)[1]
 
 
 def _scores_forward(*saved: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
@@ -159,7 +158,7 @@ def _scores_backward(saved: tuple[jax.Array, ...], gradients: jax.Array) -> tupl
         return (of_keys + of_sum, of_direction + jnp.sum(gradients * tanh, 1)), of_query
 
     start = jnp.zeros(keys.shape, gradients.dtype), jnp.zeros(query.shape[1:], gradients.dtype)
-    sums, of_query = jax.lax.scan(add, start, (query, gradients), unroll=_AT_ONCE)
+    sums, of_query = jax.lax.scan(add, start, (query, gradients), unroll=_UNROLLED)
     of_keys, of_direction = sums[0] * direction, jnp.sum(sums[1], 0)
     return of_query, of_keys.astype(keys.dtype), of_direction, jnp.sum(of_keys, (0, 1))
 
@@ -169,8 +168,8 @@ _scores.defvjp(_scores_forward, _scores_backward)
 
 def _tanh(query: jax.Array, keys: jax.Array, bias: jax.Array) -> jax.Array:
     """[b, S, H] of one target's query [b, H]."""
-    wide = jnp.promote_types(query.dtype, jnp.float32)
-    return jnp.tanh(query.astype(wide)[:, None] + (keys.astype(wide) + bias))
+    dtype = jnp.promote_types(query.dtype, jnp.float32)
+    return jnp.tanh(query.astype(dtype)[:, None] + (keys.astype(dtype) + bias))
 
 
 class GNMT(nn.Module):
@@ -184,9 +183,7 @@ class GNMT(nn.Module):
     decoder_layers: int = 4  # at least 2
     dropout: float = 0.2  # the probability of 0 in the inputs of each LSTM
     projection_bias: bool = True  # whether the classifier has a bias
-    init_scale: float = (
-        0.1  # initial weights are uniform in +-init_scale; the attention's bias is 0
-    )
+    init_scale: float = 0.1  # weights begin uniform in +-init_scale; the attention's bias is 0
     attention_gain: float = 1024**-0.5  # the initial g of the attention
     dtype: Any = jnp.bfloat16  # the dtype of products and activations
 
@@ -199,7 +196,8 @@ class GNMT(nn.Module):
         self.encoder = [layer(self.width, directions=2), *map(layer, sizes)]
         sizes = [self.width] + [2 * self.width] * (self.decoder_layers - 1)
         self.decoder = [*map(layer, sizes)]
-        self.attention = Attention(self.width, self.init_scale, self.attention_gain, self.dtype)
+        sizes = self.width, self.init_scale, self.attention_gain
+        self.attention = BahdanauAttention(*sizes, self.dtype)
 
     def _make_classifier(self, key: jax.Array, init: Any, words: int) -> dict[str, jax.Array]:
         first, second = jax.random.split(key)
@@ -227,14 +225,14 @@ class GNMT(nn.Module):
 
     def encode(self, inputs: jax.Array, seeds: jax.Array | None = None) -> Memory:
         """Encodes sentences int32[b, S] padded with zeros; `seeds` int32[b] are the dropout's."""
-        visible = inputs > 0
+        mask = inputs > 0
         x = self._dropped(self._embed(inputs.T), seeds, _ENCODER)
-        x = self.encoder[0].both(x, visible.T)
+        x = self.encoder[0].bidirectional(x, mask.T)
         for i, layer in enumerate(self.encoder[1:], 1):
             y = layer(self._dropped(x, seeds, _ENCODER + i))
             x = x + y if i > 1 else y
         values = jnp.swapaxes(x, 0, 1)
-        return Memory(self.attention.key(values), values, visible)
+        return Memory(self.attention.key(values), values, mask)
 
     def _embed(self, ids: jax.Array) -> jax.Array:
         return self.embedding[ids].astype(self.dtype)
@@ -244,11 +242,10 @@ class GNMT(nn.Module):
         dropped = dropout(jnp.swapaxes(x, 0, 1), self.dropout, seeds, site)
         return jnp.swapaxes(dropped, 0, 1)
 
-    def start(self, rows: int, beams: int) -> Cache:
+    def init_cache(self, rows: int, beams: int) -> Cache:
         """The states before the first word; leaves are [b, k, H], the cells in float32."""
-        wide = jnp.promote_types(self.dtype, jnp.float32)
-        shape = rows, beams, self.width
-        state = {"h": jnp.zeros(shape, self.dtype), "c": jnp.zeros(shape, wide)}
+        shape, dtype = (rows, beams, self.width), jnp.promote_types(self.dtype, jnp.float32)
+        state = {"h": jnp.zeros(shape, self.dtype), "c": jnp.zeros(shape, dtype)}
         return {f"layer_{i}": state for i in range(self.decoder_layers)}
 
     def step(
@@ -258,7 +255,7 @@ class GNMT(nn.Module):
 
         Args:
           ids: int32[b, k], the tokens before; 0 at the start of a sentence.
-          cache: the result of `start`, or of the step before.
+          cache: the result of `init_cache`, or of the step before.
           memory: the result of `encode`.
 
         Returns:
@@ -271,8 +268,8 @@ class GNMT(nn.Module):
         context, attention = self.attention(jnp.swapaxes(x, 0, 1), memory)
         context, attention = (jnp.swapaxes(y, 0, 1) for y in (context, attention))
         for i, layer in enumerate(self.decoder[1:], 1):
-            name, both = f"layer_{i}", jnp.concatenate([x, context], -1)
-            y, new[name] = layer.step(both, cache[name])
+            name, inputs = f"layer_{i}", jnp.concatenate([x, context], -1)
+            y, new[name] = layer.step(inputs, cache[name])
             x = x + y if i > 1 else y
         kernel, bias = self.classifier["kernel"], self.classifier.get("bias")
         return losses.logits(x, kernel, bias, self.vocab_size), attention, new

@@ -1,7 +1,7 @@
 """The Transformer (Vaswani et al. 2017, arXiv:1706.03762), a translator.
 
 `records` reads the data and makes batches, `models` has the network, `attention` and `losses` its
-two largest parts with their gradients, `search` the beam search, `mlperf` the rules of MLPerf.
+two largest parts with their gradients, `finished_beams` the beam search, `mlperf` MLPerf's rules.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from benchmarks.base import HostBatch, Model, Terms
 from benchmarks.records import RecordBenchmark
 from benchmarks.translation import evaluation, translator
 from benchmarks.translation.schema import FEATURES
-from benchmarks.translation.transformer import losses, models, records, search
+from benchmarks.translation.transformer import finished_beams, losses, models, records
 from benchmarks.translation.translator import Length, Translator
 from benchmarks.translation.vocabulary import EOS
 from common.data import files
@@ -215,8 +215,8 @@ class Transformer(Translator, RecordBenchmark):
         run = functools.partial(self.network.apply, {"params": params})
         memory: Any = run(inputs, method="encode")
         step = functools.partial(run, memory=memory, method="step")
-        cache = self.network.start(memory, rules.beams, rules.length)
-        return search.beam_search(step, cache, limit, rules)
+        cache = self.network.init_cache(memory, rules.beam_size, rules.max_length)
+        return finished_beams.search(step, cache, limit, rules)
 
 
 def make(config: Any, cache_dir: str) -> Transformer:

@@ -1,8 +1,8 @@
 """The Transformer (Vaswani et al. 2017, arXiv:1706.03762) as MLPerf trains it.
 
-Each layer is x + dropout(f(norm(x))), with one more norm after the last layer of each stack. One
-table embeds the source and the target and gives the logits. Rows may hold several sentences, one
-after the other ("packed"); no sentence sees another one.
+Each layer is x + dropout(f(norm(x))) (pre-norm), with a norm after the last one of a stack. The
+embeddings are tied: one table embeds the source and the target and gives the logits. Rows may hold
+several sentences, one after the other ("packed"); no sentence sees another one.
 
 Letters in shapes: b rows, L tokens of a row, S source tokens, T target tokens, k beams. Parameters
 are float32; products are in the compute dtype, norms and softmax in float32.
@@ -18,8 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.translation.losses import MASKED_LOGIT
 from benchmarks.translation.transformer import losses
-from benchmarks.translation.transformer.attention import FORBIDDEN, attend
+from benchmarks.translation.transformer.attention import attend
 from common.layers import cpu, device_kind
 from common.layers.dropout import dropout
 
@@ -33,16 +34,16 @@ Cache = dict[str, dict[str, jax.Array]]
 class Memory(NamedTuple):
     """The encoder's result for decoding; nothing in it has an axis of beams.
 
-    `keys` and `values` [b, heads, head, S] by layer, in the compute dtype; `visible` bool[b, S].
+    `keys` and `values` [b, heads, head, S] by layer, in the compute dtype; `mask` bool[b, S].
     """
 
     keys: dict[str, jax.Array]
     values: dict[str, jax.Array]
-    visible: jax.Array
+    mask: jax.Array
 
 
-def positions(length: int, width: int) -> np.ndarray:
-    """float32[length, width]: sin(p w) of all frequencies, then cos(p w).
+def positional_encoding(length: int, width: int) -> np.ndarray:
+    """Sinusoids float32[length, width]: sin(p w) of all frequencies, then cos(p w).
 
     The frequencies are w_i = 10000^(-i / (width / 2 - 1)), from 1 to 1/10000 (Vaswani et al. 2017,
     section 3.5, as tensor2tensor lays them out).
@@ -53,14 +54,14 @@ def positions(length: int, width: int) -> np.ndarray:
     return np.concatenate([np.sin(angle), np.cos(angle)], 1).astype(np.float32)
 
 
-def shifted(targets: jax.Array, position: jax.Array) -> jax.Array:
-    """The decoder's input int32[b, L]: the token before, and 0 where a sentence starts."""
+def shift_right(targets: jax.Array, position: jax.Array) -> jax.Array:
+    """The decoder's input int32[b, L] (teacher forcing): the token before; 0 starts a sentence."""
     before = jnp.pad(targets, ((0, 0), (1, 0)))[:, :-1]
     return jnp.where(position == 0, 0, before)
 
 
-def visible(queries: jax.Array, keys: jax.Array, causal: bool) -> jax.Array:
-    """bool[b, Lq, Lk]: which keys a query sees, from segment numbers int32[b, L]; 0 is padding."""
+def attention_mask(queries: jax.Array, keys: jax.Array, causal: bool) -> jax.Array:
+    """bool[b, Lq, Lk]: the keys that a query sees, by segment numbers int32[b, L]; 0 is padding."""
     same = (queries[:, :, None] == keys[:, None, :]) & (keys[:, None, :] > 0)
     return same & np.tri(*same.shape[1:], dtype=bool) if causal else same
 
@@ -70,14 +71,14 @@ def _xavier(parts: int) -> Any:
     init = nn.initializers.xavier_uniform()
 
     def make(key: jax.Array, shape: tuple[int, int], dtype: Any = jnp.float32) -> jax.Array:
-        each = shape[0], shape[1] // parts
-        return jnp.concatenate([init(k, each, dtype) for k in jax.random.split(key, parts)], 1)
+        part = shape[0], shape[1] // parts
+        return jnp.concatenate([init(k, part, dtype) for k in jax.random.split(key, parts)], 1)
 
     return make
 
 
-class Kernels(nn.Module):
-    """A product without bias; its kernel [width, parts * width] holds several side by side."""
+class Projections(nn.Module):
+    """Dense layers without bias, such as q, k, v: one kernel [width, parts * width] for all."""
 
     parts: int
     width: int
@@ -102,8 +103,8 @@ class Kernels(nn.Module):
         return jnp.einsum("bel,ed->bld", x.astype(self.dtype), self.kernel.astype(self.dtype))
 
 
-class Attention(nn.Module):
-    """Attention with several heads and without biases.
+class MultiHeadAttention(nn.Module):
+    """Multi-head attention without biases.
 
     The queries, keys and values of a self-attention are one product. With `cross`, keys and values
     are one product of the encoder's features.
@@ -116,24 +117,24 @@ class Attention(nn.Module):
     cross: bool = False
 
     def setup(self):
-        kernels = partial(Kernels, width=self.width, dtype=self.dtype)
+        projections = partial(Projections, width=self.width, dtype=self.dtype)
         if self.cross:
-            self.query, self.key_value = kernels(1), kernels(2)
+            self.query, self.key_value = projections(1), projections(2)
         else:
-            self.query_key_value = kernels(3)
-        self.out = kernels(1)
+            self.query_key_value = projections(3)
+        self.out = projections(1)
 
-    def _tall(self, parts: list[jax.Array]) -> list[jax.Array]:
+    def _tokens_last(self, parts: list[jax.Array]) -> list[jax.Array]:
         """[b, heads, head, L] of [b, width, L]."""
         return [y.reshape(len(y), self.heads, -1, y.shape[-1]) for y in parts]
 
-    def _flat(self, parts: list[jax.Array]) -> list[jax.Array]:
+    def _heads_last(self, parts: list[jax.Array]) -> list[jax.Array]:
         """[b, k, heads, head] of [b, k, width]."""
         return [y.reshape(*y.shape[:-1], self.heads, -1) for y in parts]
 
     def project(self, features: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The keys and values [b, heads, head, S] of the encoder's features [b, S, width]."""
-        keys, values = self._tall(self.key_value.transposed(features))
+        keys, values = self._tokens_last(self.key_value.transposed(features))
         return keys, values
 
     def __call__(
@@ -143,20 +144,20 @@ class Attention(nn.Module):
 
         `features` [b, Lk, width] are the encoder's, or None. `site` is the number of the dropout.
         """
-        is_tall = device_kind() != "cpu"
+        tokens_last = device_kind() != "cpu"
 
-        def heads(kernels: Kernels, x: jax.Array) -> list[jax.Array]:
-            if is_tall:
-                return self._tall(kernels.transposed(x))
-            return [jnp.swapaxes(y, 1, 2) for y in self._flat(kernels(x))]
+        def heads(projections: Projections, x: jax.Array) -> list[jax.Array]:
+            if tokens_last:
+                return self._tokens_last(projections.transposed(x))
+            return [jnp.swapaxes(y, 1, 2) for y in self._heads_last(projections(x))]
 
         if features is None:
             query, key, value = heads(self.query_key_value, x)
         else:
             (query,), (key, value) = heads(self.query, x), heads(self.key_value, features)
         query = _scaled(query, self.width // self.heads)
-        context = attend(query, key, value, mask, (self.rate, seeds, site), is_tall)
-        if is_tall:
+        context = attend(query, key, value, mask, (self.rate, seeds, site), tokens_last)
+        if tokens_last:
             return self.out.from_transposed(context.reshape(len(x), self.width, -1))
         return self.out(jnp.swapaxes(context, 1, 2).reshape(x.shape))[0]
 
@@ -171,7 +172,7 @@ class Attention(nn.Module):
         Returns:
           ([b, k, width], the cache with this token's key and value at `position`).
         """
-        query, key, value = self._flat(self.query_key_value(x))
+        query, key, value = self._heads_last(self.query_key_value(x))
         update = partial(jax.lax.dynamic_update_index_in_dim, index=position, axis=2)
         cache = {"keys": update(cache["keys"], key), "values": update(cache["values"], value)}
         scores = jnp.einsum("bkhd,bkthd->bkht", _scaled(query, query.shape[-1]), cache["keys"])
@@ -180,14 +181,14 @@ class Attention(nn.Module):
         context = jnp.einsum("bkht,bkthd->bkhd", probabilities, cache["values"])
         return self.out(context.reshape(x.shape))[0], cache
 
-    def cross_step(self, x: jax.Array, keys: Any, values: Any, seen: jax.Array) -> jax.Array:
+    def cross_step(self, x: jax.Array, keys: Any, values: Any, mask: jax.Array) -> jax.Array:
         """Attention of one token of each beam [b, k, width] to keys and values [b, heads, head, S].
 
-        `seen` is bool[b, S].
+        `mask` is bool[b, S].
         """
-        (query,) = self._flat(self.query(x))
+        (query,) = self._heads_last(self.query(x))
         scores = jnp.einsum("bkhd,bhds->bhks", _scaled(query, query.shape[-1]), keys)
-        probabilities = _softmax(scores, seen[:, None, None]).astype(self.dtype)
+        probabilities = _softmax(scores, mask[:, None, None]).astype(self.dtype)
         context = jnp.einsum("bhks,bhds->bkhd", probabilities, values)
         return self.out(context.reshape(x.shape))[0]
 
@@ -198,12 +199,12 @@ def _scaled(query: jax.Array, head: int) -> jax.Array:
 
 def _softmax(scores: jax.Array, mask: jax.Array) -> jax.Array:
     """Softmax in float32 over the keys that `mask` shows; uniform where it shows none."""
-    wide = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
-    return jax.nn.softmax(jnp.where(mask, wide, FORBIDDEN), -1)
+    scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
+    return jax.nn.softmax(jnp.where(mask, scores, MASKED_LOGIT), -1)
 
 
-class Feed(nn.Module):
-    """Two layers with biases, and a ReLU between them."""
+class FeedForward(nn.Module):
+    """The feed-forward sub-layer (MLP): two dense layers with biases, and a ReLU between them."""
 
     hidden: int
     rate: float
@@ -228,12 +229,12 @@ class Layer(nn.Module):
     cross: bool
 
     def setup(self):
-        attention = partial(Attention, self.heads, self.rate, self.dtype, self.width)
+        attention = partial(MultiHeadAttention, self.heads, self.rate, self.dtype, self.width)
         norm = partial(nn.LayerNorm, epsilon=_EPSILON, dtype=self.dtype)
         self.attention, self.attention_norm = attention(), norm()
         if self.cross:
             self.cross_attention, self.cross_norm = attention(cross=True), norm()
-        self.mlp, self.mlp_norm = Feed(self.mlp_width, self.rate, self.dtype), norm()
+        self.mlp, self.mlp_norm = FeedForward(self.mlp_width, self.rate, self.dtype), norm()
 
     def __call__(
         self, x: jax.Array, memory: jax.Array | None, masks: Any, seeds: Any, site: int
@@ -262,7 +263,7 @@ class Layer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Encoder and decoder, wired as the module's docstring says."""
+    """Encoder and decoder with tied embeddings, wired as the module's docstring says."""
 
     # Words, PAD (0) and EOS (1) included. The table has rows up to the next multiple of 128, which
     # are no words.
@@ -298,10 +299,11 @@ class Transformer(nn.Module):
         """
         source, target = rows["inputs_segmentation"], rows["targets_segmentation"]
         memory = self._encode(rows["inputs"], rows["inputs_position"], source, seeds)
-        ids = shifted(rows["targets"], rows["targets_position"])
+        ids = shift_right(rows["targets"], rows["targets_position"])
         x = self._embed(ids, rows["targets_position"])
         x = dropout(x, self.dropout, seeds, _DECODER)
-        masks = visible(target, target, causal=True), visible(target, source, causal=False)
+        own_mask = attention_mask(target, target, causal=True)
+        masks = own_mask, attention_mask(target, source, causal=False)
         for i, layer in enumerate(self.decoder):
             x = layer(x, memory, masks, seeds, _DECODER + 10 * (i + 1))
         return self.decoder_norm(x)
@@ -310,7 +312,7 @@ class Transformer(nn.Module):
         self, ids: jax.Array, position: jax.Array, segments: jax.Array, seeds: Any
     ) -> jax.Array:
         x = dropout(self._embed(ids, position), self.dropout, seeds, _ENCODER)
-        masks = visible(segments, segments, causal=False), None
+        masks = attention_mask(segments, segments, causal=False), None
         for i, layer in enumerate(self.encoder):
             x = layer(x, None, masks, seeds, _ENCODER + 10 * (i + 1))
         return self.encoder_norm(x)
@@ -318,7 +320,7 @@ class Transformer(nn.Module):
     def _embed(self, ids: jax.Array, position: jax.Array) -> jax.Array:
         """[b, L, width]: sqrt(width) times the rows of the table, plus the positions."""
         scale = math.sqrt(self.width)
-        table = jnp.asarray(positions(ids.shape[1], self.width))
+        table = jnp.asarray(positional_encoding(ids.shape[1], self.width))
         return (self.embedding[ids] * scale + table[position]).astype(self.dtype)
 
     def encode(self, inputs: jax.Array) -> Memory:
@@ -331,9 +333,9 @@ class Transformer(nn.Module):
             keys[name], values[name] = layer.cross_attention.project(features)
         return Memory(keys, values, segments > 0)
 
-    def start(self, memory: Memory, beams: int, steps: int) -> Cache:
-        """The empty cache for sentences of up to `steps` tokens; leaves are [b, beams, ...]."""
-        shape = len(memory.visible), beams, steps, self.heads, self.width // self.heads
+    def init_cache(self, memory: Memory, beams: int, steps: int) -> Cache:
+        """The empty KV cache (keys and values) for `steps` tokens; leaves are [b, beams, ...]."""
+        shape = len(memory.mask), beams, steps, self.heads, self.width // self.heads
         zeros = jnp.zeros(shape, self.dtype)
         return {name: {"keys": zeros, "values": zeros} for name in _names(self.layers)}
 
@@ -345,7 +347,7 @@ class Transformer(nn.Module):
         Args:
           ids: int32[b, k], the tokens before; 0 at position 0.
           position: int32[], from 0.
-          cache: the result of `start`, or of the step before.
+          cache: the result of `init_cache`, or of the step before.
           memory: the result of `encode`.
 
         Returns:
@@ -353,11 +355,11 @@ class Transformer(nn.Module):
           are no words are -1e9.
         """
         steps = cache[_names(1)[0]]["keys"].shape[2]
-        table = jnp.asarray(positions(steps, self.width))
+        table = jnp.asarray(positional_encoding(steps, self.width))
         x = self.embedding[ids] * math.sqrt(self.width) + table[position]
         x, new = x.astype(self.dtype), {}
         for name, layer in zip(_names(self.layers), self.decoder, strict=True):
-            cross = memory.keys[name], memory.values[name], memory.visible
+            cross = memory.keys[name], memory.values[name], memory.mask
             x, new[name] = layer.step(x, position, cache[name], cross)
         return losses.logits(self.decoder_norm(x), self.embedding, self.vocab_size), new
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from benchmarks.base import Spec
+from benchmarks.base import Benchmark, Spec
 from common.errors import ConfigError
 
 NAMES = ("resnet", "transformer", "gnmt", "ssd", "mask_rcnn")
@@ -38,7 +38,7 @@ def check(config: Mapping[str, Any]) -> None:
         raise ConfigError(f"--peer: {name} has none; these have: {', '.join(NAMES)}")
 
 
-def load(recipe: Mapping[str, Any], benchmark: Any) -> Peer:
+def load(recipe: Mapping[str, Any], benchmark: Benchmark) -> Peer:
     """The peer of a benchmark, at the sizes of its settings; ConfigError if it has none.
 
     `recipe` are the values of the config; `freeze` is the only key of the loop that a peer reads.

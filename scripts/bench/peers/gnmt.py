@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from benchmarks.base import Spec
+from benchmarks.translation.gnmt import Gnmt, Settings
 from benchmarks.translation.vocabulary import EOS
 from scripts.bench.peers import Peer
 
@@ -76,7 +77,7 @@ class GNMT(nn.Module):
     """Logits float32[T, b, words] for "inputs" [b, S] and "targets" [b, T]."""
 
     words: int
-    settings: Any
+    settings: Settings
 
     @nn.compact
     def __call__(self, batch: Mapping[str, jax.Array]) -> jax.Array:
@@ -112,8 +113,8 @@ class GNMT(nn.Module):
         return classifier(x).astype(jnp.float32)
 
 
-def make(benchmark: Any, freeze: str) -> Peer:
-    """The peer of a `benchmarks.translation.gnmt`."""
+def make(benchmark: Gnmt, freeze: str) -> Peer:
+    """The peer of a benchmark."""
     settings = benchmark.settings
     network = GNMT(benchmark.vocabulary_size, settings)
 
@@ -131,8 +132,8 @@ def make(benchmark: Any, freeze: str) -> Peer:
         return total / targets.shape[1], ({"tokens": jnp.sum(real) * 1.0}, state)
 
     def specs(batch_size: int) -> tuple[Spec, ...]:
-        kinds = benchmark.batch_spec("train", batch_size)
-        return tuple({side: kind[side] for side in ("inputs", "targets")} for kind in kinds)
+        specs = benchmark.batch_spec("train", batch_size)
+        return tuple({side: spec[side] for side in ("inputs", "targets")} for spec in specs)
 
     rate = optax.linear_schedule(0.0, 0.002, 200)
     optimizer = optax.chain(optax.clip_by_global_norm(5.0), optax.adam(rate))

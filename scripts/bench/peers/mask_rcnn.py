@@ -9,9 +9,10 @@ Of an image there are G true objects ("boxes" f32[G, 4], "classes" int32[G], 0 i
 in bits), N anchors and R regions.
 """
 
+import operator
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -22,7 +23,10 @@ import optax
 from benchmarks.base import Spec
 from benchmarks.detection.boxes import area, clip, decode_boxes, encode_boxes, iou
 from benchmarks.detection.losses import smooth_l1
-from benchmarks.detection.mask_rcnn.losses import Sampling, fold_key
+from benchmarks.detection.mask_rcnn import MaskRcnn
+from benchmarks.detection.mask_rcnn.losses import Regions, Sampling, fold_in
+from benchmarks.detection.mask_rcnn.roi_align import map_levels
+from benchmarks.detection.mask_rcnn.settings import Settings
 from common.hashing import hash32
 from common.trees import Parts, by_name
 from input_pipeline import normalize
@@ -34,15 +38,6 @@ _ONES = (1.0, 1.0, 1.0, 1.0)
 _ANCHOR_BETA = 1 / 9
 _AROUND = ((1, 1), (1, 1))
 _conv3x3 = partial(nn.Conv, kernel_size=(3, 3), padding=_AROUND)
-
-
-class Regions(NamedTuple):
-    """The sampled regions of b images, positives first."""
-
-    boxes: jax.Array  # f32[b, R, 4]
-    classes: jax.Array  # int32[b, R]; 0 is the background
-    owner: jax.Array  # int32[b, R], the object of a positive region
-    valid: jax.Array  # bool[b, R]; False is padding
 
 
 def _drawn(eligible: jax.Array, count: Any, key: jax.Array) -> jax.Array:
@@ -59,7 +54,7 @@ def _balanced(positive: jax.Array, negative: jax.Array, rule: Sampling, key: jax
 
 
 def sampled(batch: Mapping[str, jax.Array], rule: Sampling, proposals: jax.Array) -> Regions:
-    """Chooses regions among proposals f32[b, P, 4] and true boxes."""
+    """Samples RoIs among proposals f32[b, P, 4] and true boxes."""
 
     def of_image(boxes: jax.Array, classes: jax.Array, key: jax.Array, proposals: jax.Array) -> Any:
         valid = (classes > 0) & (area(boxes) > 0)
@@ -68,15 +63,15 @@ def sampled(batch: Mapping[str, jax.Array], rule: Sampling, proposals: jax.Array
         owner, overlap = jnp.argmax(overlaps, 0), jnp.max(overlaps, 0)
         positive = overlap >= rule.positive_iou
         negative = ~positive & (overlap < rule.negative_iou) & (area(candidates) > 0)
-        positive, negative = _balanced(positive, negative, rule, fold_key(key, 1))
-        place = jnp.argsort(jnp.where(positive, 0, jnp.where(negative, 1, 2)), stable=True)
-        place = place[: rule.count]
-        chosen, is_object = (positive | negative)[place], positive[place]
+        positive, negative = _balanced(positive, negative, rule, fold_in(key, 1))
+        index = jnp.argsort(jnp.where(positive, 0, jnp.where(negative, 1, 2)), stable=True)
+        index = index[: rule.count]
+        is_sampled, owner = (positive | negative)[index], owner[index]
         return Regions(
-            jnp.where(chosen[:, None], candidates[place], 0),
-            jnp.where(is_object, classes[owner[place]], 0),
-            owner[place],
-            chosen,
+            jnp.where(is_sampled[:, None], candidates[index], 0),
+            jnp.where(positive[index], classes[owner], 0),
+            owner,
+            is_sampled,
         )
 
     images = batch["boxes"], batch["classes"], batch["draw"], proposals
@@ -89,7 +84,7 @@ def _anchor_loss(logits: Any, deltas: Any, anchors: jax.Array, rule: Sampling, t
     valid = (classes > 0) & (area(boxes) > 0)
     owner, positive, overlap = matched(boxes, valid, anchors, rule.positive_iou)
     negative = ~positive & (overlap < rule.negative_iou)
-    positive, negative = _balanced(positive, negative, rule, fold_key(key, 0))
+    positive, negative = _balanced(positive, negative, rule, fold_in(key, 0))
     entropy = optax.sigmoid_binary_cross_entropy(logits, positive)
     distance = smooth_l1(deltas - encode_boxes(boxes[owner], anchors, _ONES), _ANCHOR_BETA).sum(-1)
     total = jnp.sum(jnp.where(positive | negative, entropy, 0))
@@ -102,8 +97,8 @@ def _region_loss(logits: jax.Array, deltas: jax.Array, regions: Regions, boxes: 
     entropy = optax.softmax_cross_entropy_with_integer_labels(logits, regions.classes)
     region_boxes = jnp.where(positive[:, None], regions.boxes, jnp.array([0.0, 0, 1, 1]))
     targets = encode_boxes(boxes[regions.owner], region_boxes)
-    mine = deltas[jnp.arange(count), regions.classes]
-    distance = jnp.where(positive, smooth_l1(mine - targets).sum(-1), 0)
+    of_class = deltas[jnp.arange(count), regions.classes]
+    distance = jnp.where(positive, smooth_l1(of_class - targets).sum(-1), 0)
     return (jnp.sum(jnp.where(regions.valid, entropy, 0)) + jnp.sum(distance)) / count
 
 
@@ -117,9 +112,9 @@ def _true_masks(masks: jax.Array, boxes: jax.Array, regions: Regions, size: int)
             first, length = box[axis], box[axis + 2] - box[axis]
             centres = (jnp.arange(size, dtype=jnp.float32) + 0.5) / size
             points = region[axis] + (region[axis + 2] - region[axis]) * centres
-            place = (points - first) / jnp.where(length > 0, length, 1)
-            inside = (place >= 0) & (place <= 1) & (length > 0)
-            cell = jnp.clip(place * side - 0.5, 0, side - 1)
+            share = (points - first) / jnp.where(length > 0, length, 1)
+            inside = (share >= 0) & (share <= 1) & (length > 0)
+            cell = jnp.clip(share * side - 0.5, 0, side - 1)
             low = jnp.floor(cell).astype(jnp.int32)
             return low, jnp.minimum(low + 1, side - 1), cell - low, inside
 
@@ -136,33 +131,31 @@ def _mask_loss(logits: jax.Array, regions: Regions, boxes: jax.Array, masks: jax
     """The sum over the pixels of an image's positive regions, and their number."""
     side, positive = logits.shape[1], regions.classes > 0
     target = _true_masks(masks, boxes, regions, side) >= 0.5
-    mine = logits[jnp.arange(len(logits)), :, :, regions.classes]
-    entropy = optax.sigmoid_binary_cross_entropy(mine, target).sum((1, 2))
+    of_class = logits[jnp.arange(len(logits)), :, :, regions.classes]
+    entropy = optax.sigmoid_binary_cross_entropy(of_class, target).sum((1, 2))
     return jnp.sum(jnp.where(positive, entropy, 0)), jnp.sum(positive) * side**2
 
 
 def total_loss(
-    settings: Any, batch: Mapping[str, jax.Array], anchors: Any, outputs: Any
+    settings: Settings, batch: Mapping[str, jax.Array], anchors: Any, outputs: Any
 ) -> jax.Array:
     """The loss f32[] of a batch, with anchors f32[n, 4] of each level.
 
     `outputs` are the anchors' logits and deltas, the regions, and the box and mask heads' outputs.
     """
-    proposed, regions, found, outlines = outputs
+    proposed, regions, predicted, mask_logits = outputs
     boxes, classes = batch["boxes"], batch["classes"]
-    rule, corners = (
-        settings.anchor_sampling.rule,
-        jnp.concatenate([jnp.asarray(x) for x in anchors]),
-    )
-    first = jax.vmap(lambda x, y, *truth: _anchor_loss(x, y, corners, rule, truth))
+    rule = settings.anchor_sampling.rule
+    all_anchors = jnp.concatenate([*map(jnp.asarray, anchors)])
+    first = jax.vmap(lambda x, y, *truth: _anchor_loss(x, y, all_anchors, rule, truth))
     anchor_loss = first(*proposed, boxes, classes, batch["draw"])
-    logits, deltas = found
+    logits, deltas = predicted
     region_loss = jax.vmap(_region_loss)(logits, deltas, regions, boxes)
-    side, most = settings.images.mask_size, outlines.shape[1]
+    side = settings.images.mask_size
     bits = jnp.unpackbits(batch["masks"], axis=-1)
     masks = bits.reshape(*bits.shape[:-1], side, side).astype(jnp.float32)
-    with_masks = Regions(*(x[:, :most] for x in regions))
-    pixels, count = jax.vmap(_mask_loss)(outlines, with_masks, boxes, masks)
+    with_masks = regions.first(mask_logits.shape[1])
+    pixels, count = jax.vmap(_mask_loss)(mask_logits, with_masks, boxes, masks)
     mask_loss = jnp.sum(pixels) / jnp.maximum(jnp.sum(count), 1)
     return jnp.mean(anchor_loss + region_loss) + mask_loss
 
@@ -194,15 +187,15 @@ class FPN(nn.Module):
 class RPNHead(nn.Module):
     """(logits f32[b, N], deltas f32[b, N, 4]) of all levels, joined."""
 
-    anchors: int
+    num_anchors: int
     filters: int
     dtype: Any
 
     @nn.compact
     def __call__(self, maps: dict[int, jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
         shared = _conv3x3(self.filters, dtype=self.dtype, name="conv")
-        score = nn.Conv(self.anchors, (1, 1), dtype=jnp.float32, name="score")
-        code = nn.Conv(4 * self.anchors, (1, 1), dtype=jnp.float32, name="code")
+        score = nn.Conv(self.num_anchors, (1, 1), dtype=jnp.float32, name="score")
+        code = nn.Conv(4 * self.num_anchors, (1, 1), dtype=jnp.float32, name="code")
         hidden = [nn.relu(shared(x)) for x in maps.values()]
         logits = [score(x).reshape(len(x), -1) for x in hidden]
         return logits, [code(x).reshape(len(x), -1, 4) for x in hidden]
@@ -242,8 +235,8 @@ class MaskHead(nn.Module):
         return y.astype(jnp.float32).reshape(*regions.shape[:2], *y.shape[1:])
 
 
-def suppressed(boxes: jax.Array, threshold: float) -> jax.Array:
-    """Says which of the boxes [n, 4], the best first, greedy suppression keeps: bool[n]."""
+def nms(boxes: jax.Array, threshold: float) -> jax.Array:
+    """Says which of the boxes [n, 4], the best first, greedy NMS keeps: bool[n]."""
     overlaps = iou(boxes, boxes)
     later = jnp.arange(len(boxes))
 
@@ -254,49 +247,41 @@ def suppressed(boxes: jax.Array, threshold: float) -> jax.Array:
 
 
 def proposals(keys: Any, logits: Any, deltas: Any, anchors: Any, sizes: jax.Array) -> jax.Array:
-    """The best regions f32[b, P, 4] of each image, after suppression within each level."""
+    """The proposals f32[b, P, 4] of each image, after NMS within each level."""
 
     def of_image(logits: Any, deltas: Any, size: jax.Array) -> jax.Array:
-        scores, found = [], []
-        for level, code, corners in zip(logits, deltas, anchors, strict=True):
-            most = min(keys.proposals_before_nms, len(level))
-            top, index = jax.lax.top_k(level, most)
-            boxes = decode_boxes(code[index], jnp.asarray(corners)[index], _ONES)
-            boxes = clip(boxes, *size)
+        levels = []
+        for scores, code, corners in zip(logits, deltas, anchors, strict=True):
+            top, index = jax.lax.top_k(scores, min(keys.proposals_before_nms, len(scores)))
+            boxes = clip(decode_boxes(code[index], jnp.asarray(corners)[index], _ONES), *size)
             with jax.named_scope("suppression"):
-                kept = suppressed(boxes, keys.proposal_nms_iou)
-            scores.append(jnp.where(kept, top, -jnp.inf))
-            found.append(boxes)
-        score, boxes = jnp.concatenate(scores), jnp.concatenate(found)
-        best, place = jax.lax.top_k(score, min(keys.proposals_after_nms, len(score)))
-        return jnp.where(best[:, None] > -jnp.inf, boxes[place], 0)
+                kept = nms(boxes, keys.proposal_nms_iou)
+            levels.append((jnp.where(kept, top, -jnp.inf), boxes))
+        score, boxes = map(jnp.concatenate, zip(*levels, strict=True))
+        best, index = jax.lax.top_k(score, min(keys.proposals_after_nms, len(score)))
+        return jnp.where(best[:, None] > -jnp.inf, boxes[index], 0)
 
     return jax.lax.stop_gradient(jax.vmap(of_image)(logits, deltas, sizes))
 
 
 def aligned(maps: dict[int, jax.Array], boxes: jax.Array, size: int, canonical: float) -> jax.Array:
     """RoIAlign: [b, R, size, size, c] of boxes f32[b, R, 4], from the level that fits each."""
-    least, most = min(maps), max(maps)
-    side = jnp.sqrt(area(boxes))
-    level = jnp.floor(4 + jnp.log2(side / canonical + 1e-6))
-    level = jnp.where(level > least, jnp.minimum(level, most), least).astype(jnp.int32) - least
+    lowest = min(maps)
+    level = map_levels(boxes, lowest, max(maps), canonical) - lowest
     shapes = np.array([x.shape[1:3] for x in maps.values()])
     starts = np.concatenate([[0], np.cumsum(shapes.prod(1))])[:-1]
     cells = jnp.concatenate([x.reshape(len(x), -1, x.shape[-1]) for x in maps.values()], 1)
-    scaled = boxes / jnp.exp2((level + least).astype(jnp.float32))[..., None]
+    scaled = boxes / jnp.exp2((level + lowest).astype(jnp.float32))[..., None]
     points = (jnp.arange(2 * size) + 0.5) / (2 * size)  # two in each bin
 
     def along(axis: int) -> tuple[Any, ...]:
         first, last = scaled[..., axis, None], scaled[..., axis + 2, None]
         count = jnp.asarray(shapes[:, axis])[level][..., None]
-        place = first + jnp.maximum(last - first, 1) * points
-        inside = (place >= -1) & (place <= count)
-        place = jnp.clip(place, 0, count - 1)
-        low = jnp.floor(place).astype(jnp.int32)
-        return low, jnp.minimum(low + 1, count - 1), place - low, inside
-
-    def image(cells: jax.Array, index: jax.Array) -> jax.Array:
-        return cells[index]
+        cell = first + jnp.maximum(last - first, 1) * points
+        inside = (cell >= -1) & (cell <= count)
+        cell = jnp.clip(cell, 0, count - 1)
+        low = jnp.floor(cell).astype(jnp.int32)
+        return low, jnp.minimum(low + 1, count - 1), cell - low, inside
 
     (y0, y1, dy, y_in), (x0, x1, dx, x_in) = along(0), along(1)
     width, start = (jnp.asarray(x)[level][..., None, None] for x in (shapes[:, 1], starts))
@@ -306,7 +291,7 @@ def aligned(maps: dict[int, jax.Array], boxes: jax.Array, size: int, canonical: 
             index = start + y[..., :, None] * width + x[..., None, :]
             weight = wy[..., :, None] * wx[..., None, :]
             weight = jnp.where(y_in[..., :, None] & x_in[..., None, :], weight, 0)
-            total = total + jax.vmap(image)(cells, index) * weight[..., None]
+            total = total + jax.vmap(operator.getitem)(cells, index) * weight[..., None]
     b, r = boxes.shape[:2]
     bins = total.reshape(b, r, size, 2, size, 2, -1).mean((3, 5))
     return bins.astype(cells.dtype)
@@ -316,7 +301,7 @@ class MaskRCNN(nn.Module):
     """The network; `__call__` gives what the losses need."""
 
     backbone: Trunk
-    settings: Any
+    settings: Settings
     num_logits: int
 
     @nn.compact
@@ -333,44 +318,37 @@ class MaskRCNN(nn.Module):
         maps = FPN(levels, keys.pyramid_filters, dtype, name="pyramid")(stages)
         head = RPNHead(ratios, keys.pyramid_filters, dtype, name="proposal_head")
         logits, deltas = head(maps)
-        anchors = layout.corners(*images.shape[1:3])
+        anchors = layout.boxes(*images.shape[1:3])
         regions = sample(proposals(self.settings.proposals, logits, deltas, anchors, sizes))
         positives = self.settings.regions.rule.positives
         usable = {k: x for k, x in maps.items() if k <= self.settings.backbone.level}
         align = partial(aligned, usable, canonical=keys.region_scale)
         box = BoxHead(tuple(keys.box_features), self.num_logits, dtype, name="box_head")
-        found = box(align(regions.boxes, keys.box_pool))
+        predicted = box(align(regions.boxes, keys.box_pool))
         mask = MaskHead(tuple(keys.mask_features), self.num_logits, dtype, name="mask_head")
-        outlines = mask(align(regions.boxes[:, :positives], keys.mask_pool))
+        mask_logits = mask(align(regions.boxes[:, :positives], keys.mask_pool))
         joined = jnp.concatenate(logits, 1), jnp.concatenate(deltas, 1)
-        return anchors, (joined, regions, found, outlines)
+        return anchors, (joined, regions, predicted, mask_logits)
 
 
-def make(benchmark: Any, freeze: str) -> Peer:
-    """The peer of a `benchmarks.detection.mask_rcnn`."""
+def make(benchmark: MaskRcnn, freeze: str) -> Peer:
+    """The peer of a benchmark."""
     keys, backbone = benchmark.settings, benchmark.settings.backbone
     norm = partial(nn.BatchNorm, momentum=backbone.bn_momentum, epsilon=backbone.bn_epsilon)
     stages, frozen = tuple(backbone.resnet_stages), Parts("freeze", freeze)
     strides = 1, *[2] * (len(stages) - 1)
-    trunk = Trunk(
-        stages,
-        backbone.resnet_bottleneck,
-        strides,
-        backbone.num_filters,
-        backbone.dtype,
-        norm=norm,
-        pool=backbone.pool_padding,
-    )
+    sizes = stages, backbone.resnet_bottleneck, strides, backbone.num_filters
+    trunk = Trunk(*sizes, backbone.dtype, norm=norm, pool=backbone.pool_padding)
     network = MaskRCNN(trunk, keys, 1 + benchmark.classes)
 
-    def run(variables: Any, batch: Mapping[str, jax.Array], method: Any, **how: Any) -> Any:
+    def run(variables: Any, batch: Mapping[str, jax.Array], method: Any, **options: Any) -> Any:
         sizes = batch["size"]
         images = normalize(batch["image"], None, backbone.dtype)
         rows, columns = np.arange(images.shape[1])[:, None], np.arange(images.shape[2])
-        tall, wide = (sizes[:, i, None, None] for i in (0, 1))
-        images = jnp.where(((rows < tall) & (columns < wide))[..., None], images, 0)
+        heights, widths = (sizes[:, i, None, None] for i in (0, 1))
+        images = jnp.where(((rows < heights) & (columns < widths))[..., None], images, 0)
         sample = partial(sampled, batch, keys.regions.rule)
-        return method(variables, images, sizes, sample, **how)
+        return method(variables, images, sizes, sample, **options)
 
     def init(key: jax.Array) -> tuple[Any, Any]:
         batch = {name: jnp.zeros(x.shape, x.dtype) for name, x in specs(1)[0].items()}
@@ -392,10 +370,10 @@ def make(benchmark: Any, freeze: str) -> Peer:
         return total, ({}, changed.get("batch_stats", stats))
 
     def specs(batch_size: int) -> tuple[Spec, ...]:
-        def plain(kind: Spec) -> Spec:
-            b, height, width, _ = kind["image"].shape
+        def plain(spec: Spec) -> Spec:
+            b, height, width, _ = spec["image"].shape
             shape = (b, 2 * height, 2 * width, 3)
-            return kind | {"image": jax.ShapeDtypeStruct(shape, kind["image"].dtype)}
+            return spec | {"image": jax.ShapeDtypeStruct(shape, spec["image"].dtype)}
 
         return tuple(map(plain, benchmark.batch_spec("train", batch_size)))
 

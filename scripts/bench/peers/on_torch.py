@@ -15,6 +15,7 @@ import importlib.util
 import os
 import re
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -47,7 +48,7 @@ def require(*packages: str) -> None:
             raise ConfigError(f"the peer needs {name}, which is not installed: pip install {name}")
 
 
-def load(config: Mapping[str, Any]) -> Any:
+def load(config: Mapping[str, Any]) -> ModuleType:
     """The module `torch_networks`, for a recipe that has a peer; before TensorFlow is loaded."""
     off = {key: (type(config[key])(),) for key in _OFF if key in config}
     for key, values in {**off, **_VALUES}.items():
@@ -63,26 +64,26 @@ def load(config: Mapping[str, Any]) -> Any:
         importlib.import_module("triton")  # its import crashes after TensorFlow's
     networks = importlib.import_module("scripts.bench.peers.torch_networks")
     if (name := config["benchmark"]) not in networks.NETWORKS:
-        known = ", ".join(networks.NETWORKS)
-        raise ConfigError(f"config.benchmark={name!r} has no peer; {known} have")
+        names = ", ".join(networks.NETWORKS)
+        raise ConfigError(f"config.benchmark={name!r} has no peer; {names} have")
     return networks
 
 
 def check_device(torch: Any) -> str:
     """The device of PyTorch that is jax's: "cpu" or "cuda"; ConfigError if there is none."""
-    kind, count = jax.default_backend(), jax.device_count()
-    if kind == "cpu":
+    backend, count = jax.default_backend(), jax.device_count()
+    if backend == "cpu":
         return "cpu"
-    if kind != "gpu" or not torch.cuda.is_available():
+    if backend != "gpu" or not torch.cuda.is_available():
         raise ConfigError(
-            f"--peer=torch: PyTorch has no {kind} here; JAX_PLATFORMS=cpu compares CPUs"
+            f"--peer=torch: PyTorch has no {backend} here; JAX_PLATFORMS=cpu compares CPUs"
         )
     if count > 1:
         raise ConfigError(f"--peer=torch takes one of {count} GPUs: set CUDA_VISIBLE_DEVICES=0")
     return "cuda"
 
 
-def make_step(networks: Any, programs: Programs, batch: HostBatch) -> Callable[[], float]:
+def make_step(networks: ModuleType, programs: Programs, batch: HostBatch) -> Callable[[], float]:
     """A train step on one of our batches; it waits for the device and returns the loss."""
     torch, settings = networks.torch, programs.settings
     device = check_device(torch)
@@ -142,5 +143,5 @@ def _optimizer(torch: Any, settings: Settings, module: Any) -> Any:
     kernels = [x for x in trained if x.ndim > 1]
     others = [x for x in trained if x.ndim <= 1]
     groups = [{"params": kernels, "weight_decay": rule.weight_decay}, {"params": others}]
-    how = {"momentum": rule.momentum, "nesterov": rule.nesterov, "fused": True}
-    return torch.optim.SGD(groups, _RATE, **how)
+    options = {"momentum": rule.momentum, "nesterov": rule.nesterov, "fused": True}
+    return torch.optim.SGD(groups, _RATE, **options)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from benchmarks.base import Spec
+from benchmarks.resnet.classifier import ImageClassifier
 from common.errors import ConfigError
 from models import DEPTHS, BottleneckBlock
 from scripts.bench.peers import Peer
@@ -33,11 +34,11 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        wide = self.filters * (4 if self.is_bottleneck else 1)
+        channels = self.filters * (4 if self.is_bottleneck else 1)
         if self.is_bottleneck:
-            layers = [(self.filters, 1, 1), (self.filters, 3, self.stride), (wide, 1, 1)]
+            layers = [(self.filters, 1, 1), (self.filters, 3, self.stride), (channels, 1, 1)]
         else:
-            layers = [(wide, 3, self.stride), (wide, 3, 1)]
+            layers = [(channels, 3, self.stride), (channels, 3, 1)]
         y = x
         for i, (filters, side, stride) in enumerate(layers, 1):
             padding = [(side // 2, side // 2)] * 2
@@ -46,7 +47,7 @@ class Block(nn.Module):
                 y = nn.relu(self.norm(name=f"bn{i}")(y))
         y = self.norm(scale_init=nn.initializers.zeros, name=f"bn{len(layers)}")(y)
         if x.shape != y.shape:
-            x = self.conv(wide, (1, 1), self.stride, name="conv_proj")(x)
+            x = self.conv(channels, (1, 1), self.stride, name="conv_proj")(x)
             x = self.norm(name="bn_proj")(x)
         return nn.relu(x + y)
 
@@ -101,8 +102,8 @@ class Classifier(Trunk):
         return nn.Dense(self.classes, dtype=self.dtype, name="head")(jnp.mean(x, axis=(1, 2)))
 
 
-def make(benchmark: Any, freeze: str) -> Peer:
-    """The peer of a `benchmarks.resnet` with ResNet v1.5."""
+def make(benchmark: ImageClassifier, freeze: str) -> Peer:
+    """The peer of a benchmark with ResNet v1.5."""
     keys, side = benchmark.settings.model, benchmark.settings.images.image_size
     if keys.resnet_version != "1.5" or keys.deep_stem or keys.squeeze_excite or keys.blur_pool:
         raise ConfigError("--peer: flax's example is a ResNet v1.5, without this recipe's variants")

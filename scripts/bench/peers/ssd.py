@@ -1,6 +1,6 @@
-"""SSD in its plain form: the network, matching, mining and losses of `benchmarks.detection.ssd`.
+"""SSD in its plain form: network, matching, mining and losses of `benchmarks.detection.ssd`.
 
-Two convolutions per map predict offsets and classes, all maps are joined, the hardest negatives are
+Two convolutions per map predict deltas and classes, all maps are joined, the hardest negatives are
 found by sorting, and the matched boxes by indices. Images are augmented on the device as in
 training.
 """
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from benchmarks.detection.boxes import area, encode_boxes, iou
-from benchmarks.detection.ssd import input_pipeline, models
+from benchmarks.detection.ssd import Ssd, input_pipeline, models
 from scripts.bench.peers import Peer
 from scripts.bench.peers.resnet import Trunk
 
@@ -24,7 +24,7 @@ _AROUND = ((1, 1), (1, 1))
 
 
 class SSD(nn.Module):
-    """Predicts offsets [b, N, 4] and logits [b, N, num_logits] for N default boxes."""
+    """Predicts deltas [b, N, 4] and logits [b, N, num_logits] for N default boxes."""
 
     backbone: Trunk
     extras: Any  # (squeezed, filters, stride, padding) of each extra layer
@@ -84,21 +84,14 @@ def detection_loss(
     return total / jnp.maximum(count, 1)
 
 
-def make(benchmark: Any, freeze: str) -> Peer:
-    """The peer of a `benchmarks.detection.ssd`."""
+def make(benchmark: Ssd, freeze: str) -> Peer:
+    """The peer of a benchmark."""
     settings = benchmark.settings
     keys, layout, side = settings.backbone, settings.maps.default_boxes, settings.images.image_size
     num_logits = 1 + benchmark.classes
     norm = partial(nn.BatchNorm, momentum=keys.bn_momentum, epsilon=1e-5)
-    trunk = Trunk(
-        tuple(keys.resnet_stages),
-        False,
-        (1, 2, 1),
-        keys.num_filters,
-        keys.dtype,
-        norm=norm,
-        pool=keys.pool_padding,
-    )
+    sizes = tuple(keys.resnet_stages), False, (1, 2, 1), keys.num_filters
+    trunk = Trunk(*sizes, keys.dtype, norm=norm, pool=keys.pool_padding)
     extras = tuple(map(tuple, settings.maps.extras))
     network = SSD(trunk, extras, layout.boxes_per_cell, num_logits)
     anchors = jnp.asarray(models.box_corners(layout.boxes()), jnp.float32)
@@ -116,10 +109,10 @@ def make(benchmark: Any, freeze: str) -> Peer:
         outputs: Any
         outputs, changed = network.apply(variables, images, train=True, mutable=["batch_stats"])
         deltas, logits = (x.astype(jnp.float32) for x in outputs)
-        each = jax.vmap(detection_loss, (0, 0, 0, 0, None))(
+        losses = jax.vmap(detection_loss, (0, 0, 0, 0, None))(
             deltas, logits, true, batch["classes"], anchors
         )
-        return jnp.mean(each), ({}, changed["batch_stats"])
+        return jnp.mean(losses), ({}, changed["batch_stats"])
 
     decayed = optax.add_decayed_weights(5e-4)
     rate = optax.warmup_cosine_decay_schedule(0.0, 0.08, 350, 7500)

@@ -15,6 +15,7 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from benchmarks.base import HostBatch
+from benchmarks.resnet.classifier import ImageClassifier
 from commands import preflight
 from common.layers import space_to_depth
 from engine import compiler, sharding
@@ -92,15 +93,16 @@ def lower_with_our_options(programs: Programs, plan: Plan) -> list[Any]:
 def make_step(programs: Programs, batch: HostBatch) -> Callable[[], None]:
     """A function that takes a step of the peer on our batch and waits for the devices."""
     settings, mesh = programs.settings, programs.mesh
-    benchmark: Any = programs.benchmark
+    benchmark = programs.benchmark
     peer = peers.load(settings.config, benchmark)
     options = compiler.options(mesh, benchmark.larger_windows)
     batch = dict(batch)
     if settings.benchmark == "mask_rcnn":
         batch["image"] = space_to_depth.restore(batch["image"])
-    elif settings.benchmark == "resnet":  # its pixels come normalised
+    elif isinstance(benchmark, ImageClassifier):  # its pixels come normalised
         spec = benchmark.input_spec
-        batch["image"] = (batch["image"] - np.float32(spec.mean)) / np.float32(spec.std)
+        mean, std = (np.array(values, np.float32) for values in (spec.mean, spec.std))
+        batch["image"] = (batch["image"] - mean) / std
     lowered = lower_peer(peer, mesh, settings.train_batch_size, options)
     compiled = batches.fitting(lowered, batch).compile()
     state = jax.jit(

@@ -1,7 +1,7 @@
 """The networks of all benchmarks from torchvision and torch.nn, at the sizes of a recipe.
 
-The first line of each function says what differs from our network. Import this module only where
-PyTorch and torchvision are installed.
+`DIFFERS` says what differs from our networks. Import this module only where PyTorch and torchvision
+are installed.
 """
 
 import importlib
@@ -15,7 +15,14 @@ from typing import Any, NamedTuple
 
 import models
 from benchmarks.base import HostBatch
-from benchmarks.translation.transformer.models import positions
+from benchmarks.detection.detector import Detector
+from benchmarks.detection.mask_rcnn import MaskRcnn
+from benchmarks.detection.ssd import Ssd
+from benchmarks.ncf import Ncf
+from benchmarks.resnet.classifier import ImageClassifier
+from benchmarks.translation.gnmt import Gnmt
+from benchmarks.translation.transformer import Transformer
+from benchmarks.translation.transformer.models import positional_encoding
 from benchmarks.translation.vocabulary import EOS, PAD
 from common.images.input_spec import IMAGENET_UNIT
 from common.layers import space_to_depth
@@ -36,8 +43,8 @@ class Network(NamedTuple):
     parts: Sequence[Any] = ()
 
 
-def resnet(benchmark: Any) -> Network:
-    """torchvision's ResNet; its images come mirrored and normalised."""
+def resnet(benchmark: ImageClassifier) -> Network:
+    """torchvision's ResNet."""
     keys, spec = benchmark.settings, benchmark.input_spec
     sizes, block = models.DEPTHS[keys.model.resnet_depth]
     is_wide, smoothing = block is models.BottleneckBlock, keys.objective.label_smoothing
@@ -75,7 +82,7 @@ def _trunk(sizes: Sequence[int], is_wide: bool, filters: int, norm: Any, classes
     return trunk
 
 
-def _frozen_norm(benchmark: Any) -> Any:
+def _frozen_norm(benchmark: Detector) -> Any:
     return vision.ops.misc.FrozenBatchNorm2d if benchmark.keeps_statistics else None
 
 
@@ -107,8 +114,8 @@ def _detector(model: Any, parts: Sequence[Any], scale: float, has_masks: bool) -
     return Network(model, inputs, lambda *given: sum(model(*given).values()), parts)
 
 
-def ssd(benchmark: Any) -> Network:
-    """torchvision's SSD; it divides by the positives of the batch, and leaves colours and sides."""
+def ssd(benchmark: Ssd) -> Network:
+    """torchvision's SSD."""
     keys, maps = benchmark.settings.backbone, benchmark.settings.maps
     side, layout = maps.image_size, maps.default_boxes
     trunk = _trunk(keys.resnet_stages, False, keys.num_filters, _frozen_norm(benchmark))
@@ -120,8 +127,8 @@ def ssd(benchmark: Any) -> Network:
             super().__init__()
             self.trunk = nn.Sequential(OrderedDict((name, getattr(trunk, name)) for name in names))
             self.extras, channels = nn.ModuleList(), 4 * keys.num_filters
-            for squeezed, filters, *how in maps.extras:
-                layers = nn.Conv2d(channels, squeezed, 1), nn.Conv2d(squeezed, filters, 3, *how)
+            for squeezed, filters, *window in maps.extras:
+                layers = nn.Conv2d(channels, squeezed, 1), nn.Conv2d(squeezed, filters, 3, *window)
                 self.extras.append(nn.Sequential(layers[0], relu(), layers[1], relu()))
                 channels = filters
 
@@ -137,8 +144,8 @@ def ssd(benchmark: Any) -> Network:
     return _detector(model, [model.backbone, model.head], side, has_masks=False)
 
 
-def mask_rcnn(benchmark: Any) -> Network:
-    """torchvision's Mask R-CNN; untrained it has few positive regions, so it makes fewer masks."""
+def mask_rcnn(benchmark: MaskRcnn) -> Network:
+    """torchvision's Mask R-CNN."""
     keys, body, heads = benchmark.settings, benchmark.settings.backbone, benchmark.settings.heads
     levels, width, features = (
         keys.anchors.pyramid_levels,
@@ -184,20 +191,21 @@ def _tensors(batch: HostBatch) -> tuple[Any, ...]:
     return ({name: torch.tensor(x) for name, x in batch.items()},)
 
 
-def transformer(benchmark: Any) -> Network:
-    """torch.nn's Transformer and Embedding, on packed rows; its attention has biases."""
+def transformer(benchmark: Transformer) -> Network:
+    """torch.nn's Transformer and Embedding, on packed rows."""
     keys, words = benchmark.settings, benchmark.vocabulary_size
     width, heads, layers = keys.width, keys.num_heads, keys.num_layers
-    how = {"layer_norm_eps": 1e-6, "batch_first": True, "norm_first": True}
+    sizes = width, heads, layers, layers, keys.mlp_width, keys.dropout
+    options = {"layer_norm_eps": 1e-6, "batch_first": True, "norm_first": True}
     with warnings.catch_warnings(action="ignore"):  # its fast path is for norms at the end
-        stacks = nn.Transformer(width, heads, layers, layers, keys.mlp_width, keys.dropout, **how)
+        stacks = nn.Transformer(*sizes, **options)
     table = nn.Embedding(words, width)
     nn.init.normal_(table.weight, std=width**-0.5)
     network = nn.ModuleDict({"stacks": stacks, "table": table})
-    network.register_buffer("waves", torch.tensor(positions(keys.row_length, width)))
+    network.register_buffer("waves", torch.tensor(positional_encoding(keys.row_length, width)))
 
-    def embed(ids: Any, place: Any) -> Any:
-        embedded = table(ids) * math.sqrt(width) + network.waves[place]
+    def embed(ids: Any, positions: Any) -> Any:
+        embedded = table(ids) * math.sqrt(width) + network.waves[positions]
         return nn.functional.dropout(embedded, keys.dropout)
 
     def mask(queries: Any, keys: Any, causal: bool = False) -> Any:
@@ -212,19 +220,19 @@ def transformer(benchmark: Any) -> Network:
 
     def loss(batch: Mapping[str, Any]) -> Any:
         source, target = batch["inputs_segmentation"], batch["targets_segmentation"]
-        targets, place = batch["targets"].long(), batch["targets_position"]
-        before = nn.functional.pad(targets[:, :-1], (1, 0)).masked_fill(place == 0, PAD)
+        targets, positions = batch["targets"].long(), batch["targets_position"]
+        before = nn.functional.pad(targets[:, :-1], (1, 0)).masked_fill(positions == 0, PAD)
         features = stacks(
             embed(batch["inputs"], batch["inputs_position"]),
-            embed(before, place),
+            embed(before, positions),
             src_mask=mask(source, source),
             tgt_mask=mask(target, target, causal=True),
             memory_mask=mask(target, source),
         )
         logits = nn.functional.linear(features, table.weight).float().flatten(0, 1)
         smoothing = keys.label_smoothing * words / (words - 1)  # PyTorch's is the target's, too
-        how = {"ignore_index": PAD, "label_smoothing": smoothing}
-        return nn.functional.cross_entropy(logits, targets.flatten(), **how)
+        options = {"ignore_index": PAD, "label_smoothing": smoothing}
+        return nn.functional.cross_entropy(logits, targets.flatten(), **options)
 
     return Network(network, _tensors, loss)
 
@@ -246,8 +254,8 @@ class Attention(nn.Module):
         return scores.softmax(-1) @ values
 
 
-def gnmt(benchmark: Any) -> Network:
-    """torch.nn's Embedding, and an LSTM for each layer, which has two biases."""
+def gnmt(benchmark: Gnmt) -> Network:
+    """GNMT of torch.nn's Embedding and LSTM."""
     keys, words, rnn = benchmark.settings, benchmark.vocabulary_size, nn.utils.rnn
     width, counted = keys.width, PAD if keys.counts_eos else EOS
     sizes = [width, 2 * width, *[width] * (keys.num_encoder_layers - 2)]
@@ -284,15 +292,15 @@ def gnmt(benchmark: Any) -> Network:
         context = attention(x.transpose(0, 1), values, inputs == PAD).transpose(0, 1)
         logits = classifier(layers(x, decoder, [context])).float().flatten(0, 1)
         labels = targets.masked_fill(targets <= counted, PAD).T.flatten()
-        how = {"label_smoothing": keys.label_smoothing, "reduction": "sum"}
-        total = nn.functional.cross_entropy(logits, labels, ignore_index=PAD, **how)
+        options = {"label_smoothing": keys.label_smoothing, "reduction": "sum"}
+        total = nn.functional.cross_entropy(logits, labels, ignore_index=PAD, **options)
         return total / len(targets)
 
     return Network(network, inputs, loss, [attention, classifier])
 
 
-def ncf(benchmark: Any) -> Network:
-    """NeuMF of torch.nn's Embedding and Linear; nothing differs."""
+def ncf(benchmark: Ncf) -> Network:
+    """NeuMF of torch.nn's Embedding and Linear."""
     keys, sizes = benchmark.settings, benchmark.model
     factors, widths = keys.gmf_dim, tuple(keys.mlp_layers)
     tables = [nn.Embedding(n, factors + widths[0] // 2) for n in (sizes.num_users, sizes.num_items)]
@@ -312,4 +320,15 @@ def ncf(benchmark: Any) -> Network:
     return Network(nn.ModuleList([*tables, perceptron, logit]), _tensors, loss)
 
 
-NETWORKS = {each.__name__: each for each in (resnet, ssd, mask_rcnn, transformer, gnmt, ncf)}
+NETWORKS = {make.__name__: make for make in (resnet, ssd, mask_rcnn, transformer, gnmt, ncf)}
+DIFFERS = {
+    "resnet": "torchvision's ResNet; its images come mirrored and normalised.",
+    "ssd": "torchvision's SSD; it divides by the positives of the batch, and leaves colours and "
+    "sides.",
+    "mask_rcnn": "torchvision's Mask R-CNN; untrained it has few positive regions, so it makes "
+    "fewer masks.",
+    "transformer": "torch.nn's Transformer and Embedding, on packed rows; its attention has "
+    "biases.",
+    "gnmt": "torch.nn's Embedding, and an LSTM for each layer, which has two biases.",
+    "ncf": "NeuMF of torch.nn's Embedding and Linear; nothing differs.",
+}

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import optax
 
 from benchmarks.base import Spec
+from benchmarks.translation import transformer
 from benchmarks.translation.schema import FEATURES
-from benchmarks.translation.transformer.models import positions
+from benchmarks.translation.transformer.models import positional_encoding
 from scripts.bench.peers import Peer
 
 
@@ -80,9 +81,9 @@ class Transformer(nn.Module):
         norm = partial(nn.LayerNorm, dtype=self.dtype)
         mask = partial(nn.make_attention_mask, dtype=self.dtype)
 
-        def embedded(ids: jax.Array, place: jax.Array) -> jax.Array:
-            waves = jnp.asarray(positions(ids.shape[1], self.width))
-            return drop()(table(ids) + waves[place]).astype(self.dtype)
+        def embedded(ids: jax.Array, positions: jax.Array) -> jax.Array:
+            waves = jnp.asarray(positional_encoding(ids.shape[1], self.width))
+            return drop()(table(ids) + waves[positions]).astype(self.dtype)
 
         def seen(queries: str, keys: str) -> Any:
             real = mask(rows[queries] > 0, rows[keys] > 0)
@@ -113,8 +114,8 @@ def smoothed(logits: jax.Array, targets: jax.Array, smoothing: float) -> jax.Arr
     return -jnp.sum(labels * jax.nn.log_softmax(logits), -1) - perfect
 
 
-def make(benchmark: Any, freeze: str) -> Peer:
-    """The peer of a `benchmarks.translation.transformer`."""
+def make(benchmark: transformer.Transformer, freeze: str) -> Peer:
+    """The peer of a benchmark."""
     settings, words = benchmark.settings, benchmark.vocabulary_size
     sizes = settings.num_heads, settings.mlp_width
     layer = partial(Layer, *sizes, settings.dropout, settings.dtype)
@@ -130,10 +131,10 @@ def make(benchmark: Any, freeze: str) -> Peer:
         logits: Any = network.apply({"params": params}, batch, rngs={"dropout": key})
         targets = batch["targets"]
         real = (targets > 0).astype(jnp.float32)
-        each = smoothed(logits, targets, settings.label_smoothing)
+        losses = smoothed(logits, targets, settings.label_smoothing)
         correct = jnp.sum((jnp.argmax(logits, -1) == targets) * real)
         metrics = {"correct": correct, "tokens": jnp.sum(real)}
-        return jnp.sum(each * real) / jnp.sum(real), (metrics, state)
+        return jnp.sum(losses * real) / jnp.sum(real), (metrics, state)
 
     def specs(batch_size: int) -> tuple[Spec, ...]:
         shape = batch_size, settings.row_length

@@ -10,23 +10,23 @@ import pytest
 import tensorflow as tf
 
 from benchmarks.detection.boxes import (
-    WEIGHTS,
+    CODER_WEIGHTS,
     area,
-    best_detections,
     decode_boxes,
     encode_boxes,
     iou,
     match,
     nms,
+    postprocess_detections,
     take_by_product,
 )
 
 AREA, IOU = jax.jit(area), jax.jit(iou)
 ENCODE, DECODE = (jax.jit(each, static_argnums=2) for each in (encode_boxes, decode_boxes))
 MATCH, TAKE = jax.jit(match), jax.jit(take_by_product)
-NEAREST = jax.jit(partial(match, for_every_box=False))
+NEAREST = jax.jit(partial(match, allow_low_quality_matches=False))
 KEEP = jax.jit(nms, static_argnames=("threshold", "inclusive"))
-BEST = jax.jit(best_detections, static_argnums=(2, 3, 4, 5))
+BEST = jax.jit(postprocess_detections, static_argnums=(2, 3, 4, 5))
 
 
 def random_boxes(rng: np.random.Generator, *shape: int, least: float = 0.0) -> np.ndarray:
@@ -85,7 +85,7 @@ def test_iou_of_boxes_that_agree_touch_or_are_empty():
     np.testing.assert_allclose(AREA(others[:2]), [0.16, 0.16], rtol=1e-6)
 
 
-@pytest.mark.parametrize("weights", [WEIGHTS, (1.0, 1.0, 1.0, 1.0)])
+@pytest.mark.parametrize("weights", [CODER_WEIGHTS, (1.0, 1.0, 1.0, 1.0)])
 @pytest.mark.parametrize("scale", [1, 1344])
 def test_offsets_are_those_of_the_formula_and_lead_back(weights, scale):
     rng = np.random.default_rng(1)

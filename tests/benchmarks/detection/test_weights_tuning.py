@@ -215,7 +215,7 @@ def test_boxes_and_background_of_an_ssd_stay():
     other = {f"{head}/bias": numbered(8 * count) for head, count in heads}
     other["head2/bias"] = numbered(8 * counts[1] + 1)  # of other boxes
     del other["head3/bias"]
-    mixed = reference.renew_heads(detector, own, other)
+    mixed = reference.renew_heads(detector.settings, own, other)
     assert mixed["head1/bias"][:14].tolist() == [
         *(0, 1, 2, 3, 4, -6, -7),
         *(8, 9, 10, 11, 12, -13, -14),

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from benchmarks.ncf.input_pipeline import Sampler
+from benchmarks.ncf.input_pipeline import NegativeSampler
 from benchmarks.ncf.ratings import Ratings, index_ratings
 
 NEGATIVES, EVAL_NEGATIVES = 4, 60
@@ -45,7 +45,7 @@ def epoch(sampler, number):
 
 
 def test_an_epoch_has_each_positive_once_and_negatives_beside_it(data):
-    sampler, own = Sampler(data, 0, NEGATIVES, EVAL_NEGATIVES), positives(data)
+    sampler, own = NegativeSampler(data, 0, NEGATIVES, EVAL_NEGATIVES), positives(data)
     assert sampler.epoch_size == sum(map(len, own)) * (1 + NEGATIVES)
     for number in (0, 3):
         batch = epoch(sampler, number)
@@ -61,7 +61,7 @@ def test_an_epoch_has_each_positive_once_and_negatives_beside_it(data):
 
 def test_negatives_are_drawn_evenly_from_the_items_a_user_does_not_train_on(data):
     """The held-out item may be drawn, too: training does not know it."""
-    sampler, own = Sampler(data, 0, NEGATIVES, EVAL_NEGATIVES), positives(data)
+    sampler, own = NegativeSampler(data, 0, NEGATIVES, EVAL_NEGATIVES), positives(data)
     counts = collections.Counter()
     for number in range(200):
         batch = epoch(sampler, number)
@@ -78,8 +78,8 @@ def test_negatives_are_drawn_evenly_from_the_items_a_user_does_not_train_on(data
 
 
 def test_epochs_and_seeds_draw_anew(data):
-    sampler = Sampler(data, 0, NEGATIVES, EVAL_NEGATIVES)
-    other = Sampler(data, 1, NEGATIVES, EVAL_NEGATIVES)
+    sampler = NegativeSampler(data, 0, NEGATIVES, EVAL_NEGATIVES)
+    other = NegativeSampler(data, 1, NEGATIVES, EVAL_NEGATIVES)
     one = epoch(sampler, 0)
     for batch in (epoch(sampler, 1), epoch(other, 0)):
         assert not np.array_equal(batch["id"], one["id"])
@@ -89,18 +89,20 @@ def test_epochs_and_seeds_draw_anew(data):
 
 
 def test_any_step_is_computed_alone_and_across_epochs(data):
-    sampler = Sampler(data, 5, NEGATIVES, EVAL_NEGATIVES)
+    sampler = NegativeSampler(data, 5, NEGATIVES, EVAL_NEGATIVES)
     size = sampler.epoch_size
     expected = [epoch(sampler, k) for k in range(3)]
     joined = {k: np.concatenate([batch[k] for batch in expected]) for k in expected[0]}
     for first, count in ((0, 7), (size - 3, 10), (2 * size - 1, 1), (size // 2, 2 * size)):
-        actual = Sampler(data, 5, NEGATIVES, EVAL_NEGATIVES).train(np.arange(first, first + count))
+        actual = NegativeSampler(data, 5, NEGATIVES, EVAL_NEGATIVES).train(
+            np.arange(first, first + count)
+        )
         for name in ("user", "item", "label", "id"):
             assert np.array_equal(actual[name], joined[name][first : first + count]), name
 
 
 def test_hosts_share_the_steps_of_a_stream(data):
-    sampler = Sampler(data, 5, NEGATIVES, EVAL_NEGATIVES)
+    sampler = NegativeSampler(data, 5, NEGATIVES, EVAL_NEGATIVES)
     per_epoch = sampler.epoch_size // 30
     for shard, num_shards, start in ((0, 1, 0), (1, 2, 3), (2, 3, per_epoch - 1)):
         share = 30 // num_shards
@@ -115,7 +117,7 @@ def test_hosts_share_the_steps_of_a_stream(data):
 @pytest.mark.parametrize(("cores", "threads"), [(6, 8), (None, 3)])
 def test_bytes_of_the_index_and_of_the_batches_being_drawn(cores, threads, data, monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: cores)
-    sampler = Sampler(data, 0, NEGATIVES, EVAL_NEGATIVES)
+    sampler = NegativeSampler(data, 0, NEGATIVES, EVAL_NEGATIVES)
     index = data.nbytes + 4 * (2 * data.num_positives + 2 * 40)  # int32 of examples and users
     assert sampler.host_bytes("train", 10) == (index, threads * 6_553_600)
     assert sampler.host_bytes("train", 100_000) == (index, threads * 10_000_000)
@@ -125,7 +127,7 @@ def test_bytes_of_the_index_and_of_the_batches_being_drawn(cores, threads, data,
 def test_examples_are_described_with_the_ids_of_the_file():
     raw = ratings(users=3, items=25)
     data = index_ratings(Ratings(raw.users * 11 + 5, raw.items + 100, raw.times), 2, "a test")
-    sampler = Sampler(data, 0, NEGATIVES, EVAL_NEGATIVES)
+    sampler = NegativeSampler(data, 0, NEGATIVES, EVAL_NEGATIVES)
     user, item = data.user_ids[0], data.item_ids[data.items[0]]
     assert sampler.describe(0) == f"user {user}, item {item}"
     assert sampler.describe(1) == f"a negative drawn beside user {user}, item {item}"
@@ -136,7 +138,7 @@ def test_examples_are_described_with_the_ids_of_the_file():
 
 def test_candidates_are_the_held_out_item_and_items_the_user_has_not_rated(data):
     users = np.arange(data.num_users, dtype=np.int32)
-    actual = Sampler(data, 0, NEGATIVES, EVAL_NEGATIVES).candidates(users)
+    actual = NegativeSampler(data, 0, NEGATIVES, EVAL_NEGATIVES).candidates(users)
     assert actual.shape == (data.num_users, 1 + EVAL_NEGATIVES) and actual.dtype == np.int32
     assert np.array_equal(actual[:, 0], data.held_out)
     for user, own in enumerate(positives(data)):
@@ -148,7 +150,7 @@ def test_candidates_are_the_held_out_item_and_items_the_user_has_not_rated(data)
 
 
 def test_hosts_share_the_users(data):
-    sampler = Sampler(data, 0, NEGATIVES, EVAL_NEGATIVES)
+    sampler = NegativeSampler(data, 0, NEGATIVES, EVAL_NEGATIVES)
     users = np.arange(data.num_users, dtype=np.int32)
     batches = [batch for shard in range(2) for batch in sampler.eval_batches(24, shard, 2)]
     host = [[1] * 12, [1] * 8 + [0] * 4]  # the first has users 0 to 19
@@ -161,7 +163,7 @@ def test_hosts_share_the_users(data):
 
 def test_candidates_are_drawn_evenly(data):
     users = np.arange(data.num_users, dtype=np.int32)
-    items = Sampler(data, 0, NEGATIVES, 2000).candidates(users)
+    items = NegativeSampler(data, 0, NEGATIVES, 2000).candidates(users)
     chi2 = freedom = 0
     for user, own in enumerate(positives(data)):
         free = sorted(set(range(data.num_items)) - own - {int(data.held_out[user])})
@@ -173,15 +175,19 @@ def test_candidates_are_drawn_evenly(data):
 
 def test_candidates_are_a_function_of_seed_and_user(data):
     users = np.arange(data.num_users, dtype=np.int32)
-    expected = Sampler(data, 2, NEGATIVES, EVAL_NEGATIVES).candidates(users)
-    assert np.array_equal(Sampler(data, 2, 1, EVAL_NEGATIVES).candidates(users[7:9]), expected[7:9])
+    expected = NegativeSampler(data, 2, NEGATIVES, EVAL_NEGATIVES).candidates(users)
+    assert np.array_equal(
+        NegativeSampler(data, 2, 1, EVAL_NEGATIVES).candidates(users[7:9]), expected[7:9]
+    )
     assert not np.array_equal(
-        Sampler(data, 3, NEGATIVES, EVAL_NEGATIVES).candidates(users), expected
+        NegativeSampler(data, 3, NEGATIVES, EVAL_NEGATIVES).candidates(users), expected
     )
 
 
 def test_lookups_in_pieces_are_the_same(data, monkeypatch):
     users = np.arange(data.num_users, dtype=np.int32)
-    expected = Sampler(data, 2, NEGATIVES, EVAL_NEGATIVES).candidates(users)
+    expected = NegativeSampler(data, 2, NEGATIVES, EVAL_NEGATIVES).candidates(users)
     monkeypatch.setattr("benchmarks.ncf.input_pipeline._PIECE", 7)
-    assert np.array_equal(Sampler(data, 2, NEGATIVES, EVAL_NEGATIVES).candidates(users), expected)
+    assert np.array_equal(
+        NegativeSampler(data, 2, NEGATIVES, EVAL_NEGATIVES).candidates(users), expected
+    )

@@ -156,7 +156,7 @@ def test_the_rule_for_ties_and_duplicates(scores, items, rank):
 
 
 def test_hits_and_gains():
-    hit, gain = models.hits(jnp.array([0, 1, 2, 9, 10, 500]))
+    hit, gain = models.hr_and_ndcg(jnp.array([0, 1, 2, 9, 10, 500]))
     assert hit.tolist() == [1, 1, 1, 1, 0, 0]
     expected = [1, 1 / np.log2(3), 0.5, 1 / np.log2(11), 0, 0]
     np.testing.assert_allclose(gain, expected, rtol=1e-6)

@@ -116,8 +116,8 @@ def test_random_text_scores_as_tensor2tensor_would():
 
 
 def test_empty_text():
-    assert evaluation.others([], [], ["chrF", "TER"]) == {"chrF": 0, "TER": 0}
-    assert evaluation.others([""], ["ein Wort"], ["chrF", "TER"]) == {"chrF": 0, "TER": 1}
+    assert evaluation.chrf_and_ter([], [], ["chrF", "TER"]) == {"chrF": 0, "TER": 0}
+    assert evaluation.chrf_and_ter([""], ["ein Wort"], ["chrF", "TER"]) == {"chrF": 0, "TER": 1}
     assert set(evaluation.bleu([], []).values()) == {0.0}
     assert evaluation.bleu([""], ["ein Wort"])["BLEU"] == 0.0
     scores = evaluation.bleu(["ein Wort"], [""])
@@ -188,4 +188,4 @@ def test_a_few_letters_of_another_script_change_no_words():
     assert evaluation.tokenizer(["", "3.5 %", "---"]) == "intl"
     assert evaluation.bleu(["a b c d"], ["a b c d"], "zh")["BLEU"] == pytest.approx(1)
     assert evaluation.bleu(["会议在三月"], ["会议在三月"], "intl")["BLEU"] == 0.0
-    assert evaluation.others(CHINESE, [*CHINESE[:2], "软件已更新。"], ["TER"])["TER"] < 0.1
+    assert evaluation.chrf_and_ter(CHINESE, [*CHINESE[:2], "软件已更新。"], ["TER"])["TER"] < 0.1

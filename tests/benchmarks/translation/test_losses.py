@@ -71,7 +71,7 @@ def evaluate(*arguments):
 def test_the_loss_and_its_gradients(smoothing, slices, has_bias, kind, monkeypatch):
     monkeypatch.setattr(losses, "device_kind", lambda: kind)
     monkeypatch.setattr(losses, "_CACHED", 5 * PADDED)  # the tokens of a slice on CPUs, of 21
-    monkeypatch.setattr(losses, "_THICK", 1)
+    monkeypatch.setattr(losses, "_MIN_TOKENS", 1)
     (features, kernel, bias), (targets, weights) = example()
     arrays = features, kernel, bias if has_bias else None
     with jax.enable_x64(True):

@@ -180,13 +180,13 @@ def test_a_translation_is_as_long_as_its_source_allows(sizes, tiny_sentences, mo
     benchmark, limits = make("transformer", tiny_sentences, extra_length=3), []
 
     def search(step, cache, limit, rules):
-        limits.append((limit.tolist(), rules.beams, rules.length))
-        shape = len(limit), rules.beams, rules.length
+        limits.append((limit.tolist(), rules.beam_size, rules.max_length))
+        shape = len(limit), rules.beam_size, rules.max_length
         return np.arange(np.prod(shape), dtype=np.int32).reshape(shape), None
 
-    monkeypatch.setattr(transformer.search, "beam_search", search)
+    monkeypatch.setattr(transformer.finished_beams, "search", search)
     monkeypatch.setattr(type(benchmark.network), "apply", lambda *_, **__: None)
-    monkeypatch.setattr(type(benchmark.network), "start", lambda *_: None)
+    monkeypatch.setattr(type(benchmark.network), "init_cache", lambda *_: None)
     inputs = np.zeros((3, 9), np.int32)
     for row, size in enumerate(sizes):
         inputs[row, :size] = 5

@@ -89,7 +89,7 @@ def case():
         valid,
     )
     regions = Regions(*arrays)
-    anchors = np.concatenate(benchmark.settings.anchors.corners(64, 64))
+    anchors = np.concatenate(benchmark.settings.anchors.boxes(64, 64))
     overlaps = np.array(
         [[max(overlap(g, a) for g in BOXES[i, : 2 - i]) for a in anchors] for i in (0, 1)]
     )
@@ -103,7 +103,7 @@ def ours(case, monkeypatch):
     benchmark, params, model_state, batch, regions, _, positive, negative = case
     fixed = jax.tree.map(jnp.asarray, (regions, positive, negative))
     monkeypatch.setattr(losses, "sample_regions", lambda *_: fixed[0])
-    monkeypatch.setattr(losses, "draw_balanced", lambda *_: fixed[1:])
+    monkeypatch.setattr(losses, "sample_balanced", lambda *_: fixed[1:])
 
     def total(params):
         terms, _, _ = benchmark.loss(params, model_state, batch, jax.random.key(0))

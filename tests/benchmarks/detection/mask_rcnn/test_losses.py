@@ -15,8 +15,8 @@ from configs import mask_rcnn_digits
 from tests.benchmarks.detection.test_boxes import offsets, overlap, random_boxes
 
 SAMPLE = jax.jit(losses.sample_regions, static_argnums=2)
-DRAW, FOLD = jax.jit(losses.draw_positions), jax.jit(losses.fold_key)
-BALANCED = jax.jit(losses.draw_balanced, static_argnums=2)
+DRAW, FOLD = jax.jit(losses.draw_positions), jax.jit(losses.fold_in)
+BALANCED = jax.jit(losses.sample_balanced, static_argnums=2)
 CROP = jax.jit(losses.crop_masks, static_argnums=4)
 KEY = jnp.array([5, 6], jnp.int32)
 
@@ -46,13 +46,11 @@ def pairs(objects, image):
 def test_the_loss_of_proposals(objects):
     """The sample holds all positives and negatives, so that nothing is left to chance."""
     layout = AnchorGenerator((3, 4), 2.5, (0.5, 1.0, 2.0))
-    anchors = layout.corners(48, 64)
+    anchors = layout.boxes(48, 64)
     rule, draw = Sampling(2000, 0.5, 0.45, 0.3), np.random.default_rng(0)
     logits = [draw.normal(size=(2, len(a))).astype(np.float32) for a in anchors]
     deltas = [draw.normal(size=(2, len(a), 4)).astype(np.float32) for a in anchors]
-    found = jax.jit(losses.proposal_loss, static_argnums=4)(
-        logits, deltas, anchors, objects, rule, KEY
-    )
+    found = jax.jit(losses.rpn_loss, static_argnums=4)(logits, deltas, anchors, objects, rule, KEY)
     for image in (0, 1):
         flat = np.concatenate(anchors).astype(np.float64)
         true = pairs(objects, image)
@@ -76,7 +74,7 @@ def test_the_loss_of_proposals(objects):
 
 
 def test_anchors_are_around_the_centres_of_cells_and_of_equal_area():
-    first, second = AnchorGenerator((4, 5), 8.0, (0.5, 2.0)).corners(32, 64)
+    first, second = AnchorGenerator((4, 5), 8.0, (0.5, 2.0)).boxes(32, 64)
     assert first.shape == (2 * 4 * 2, 4) and second.shape == (1 * 2 * 2, 4)
     low, high = 64 * np.sqrt(2), 128 * np.sqrt(2)  # of 128 x 128 pixels at a ratio of 2
     np.testing.assert_allclose(first[0], [8 - low / 2, 8 - high / 2, 8 + low / 2, 8 + high / 2])
@@ -133,12 +131,12 @@ def test_the_sample_of_an_image_without_room_is_padded():
 def test_a_limit_of_iou_is_no_negative(monkeypatch):
     """Of three boxes one is the object, one has an IoU of exactly 1/2 with it, one has none."""
     folds = []
-    fold = losses.fold_key
-    monkeypatch.setattr(losses, "fold_key", lambda key, n: folds.append(n) or fold(key, n))
+    fold = losses.fold_in
+    monkeypatch.setattr(losses, "fold_in", lambda key, n: folds.append(n) or fold(key, n))
     object_ = Objects(jnp.array([[[0, 0, 8, 8]]], jnp.float32), jnp.array([[1]]))
     boxes = np.array([[0, 0, 8, 8], [0, 0, 8, 4], [20, 20, 24, 24]], np.float32)
     rule, zeros = Sampling(4, 0.5, 0.75, 0.5), ([jnp.zeros((1, 3))], [jnp.zeros((1, 3, 4))])
-    jitted = jax.jit(losses.proposal_loss, static_argnums=4)
+    jitted = jax.jit(losses.rpn_loss, static_argnums=4)
     class_loss, box_loss = jitted(*zeros, [boxes], object_, rule, KEY[:1])
     np.testing.assert_allclose(class_loss, 2 * np.log(2) / 4, rtol=1e-6)
     assert box_loss.tolist() == [0]
@@ -163,8 +161,8 @@ def test_the_loss_of_regions(objects, regions):
     draw = np.random.default_rng(2)
     logits = draw.normal(size=(2, 4, 5)).astype(np.float32)
     deltas = draw.normal(size=(2, 4, 5, 4)).astype(np.float32)
-    region_loss = jax.jit(losses.region_loss)
-    found = region_loss(logits, deltas, regions, objects)
+    box_head_loss = jax.jit(losses.box_head_loss)
+    found = box_head_loss(logits, deltas, regions, objects)
     for image in (0, 1):
         classes = boxes = 0.0
         for r in np.flatnonzero(regions.valid[image]):
@@ -178,7 +176,7 @@ def test_the_loss_of_regions(objects, regions):
         np.testing.assert_allclose(found[1][image], boxes / 4, rtol=1e-5)
 
     def total(deltas):
-        return jnp.sum(losses.region_loss(jnp.asarray(logits), deltas, regions, objects)[1])
+        return jnp.sum(losses.box_head_loss(jnp.asarray(logits), deltas, regions, objects)[1])
 
     gradients = np.asarray(jax.jit(jax.grad(total))(deltas))
     touched = {tuple(place) for place in np.argwhere(np.abs(gradients).sum(-1) > 0)}

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from benchmarks.detection.mask_rcnn import models
 
-PROPOSE = jax.jit(models.propose, static_argnames=("before", "after", "iou"))
+PROPOSE = jax.jit(models.propose, static_argnames=("before_nms", "after_nms", "iou_threshold"))
 SIZES = np.array([[90, 60], [64, 100], [100, 100]], np.float32)
 
 
@@ -53,7 +53,9 @@ def test_proposals_are_those_of_a_loop(counts, before, after):
     """Levels of equal and of different numbers, and images of which all boxes are proposed."""
     rng = np.random.default_rng(sum(counts))
     levels = [level(rng, count, 20 * 2.0**i) for i, count in enumerate(counts)]
-    proposed = PROPOSE(*zip(*levels, strict=True), SIZES, before=before, after=after, iou=0.6)
+    proposed = PROPOSE(
+        *zip(*levels, strict=True), SIZES, before_nms=before, after_nms=after, iou_threshold=0.6
+    )
     boxes = np.asarray(proposed)
     total = sum(min(before, count) for count in counts)
     assert boxes.shape == (3, min(after, total), 4)
@@ -72,7 +74,13 @@ def test_equal_logits_are_in_the_order_of_levels_and_anchors():
     logits[1][0, 1] = 31
     deltas = [np.zeros((1, n, 4), np.float32) for n in (3, 2)]
     boxes = PROPOSE(
-        logits, deltas, [anchors[:3], anchors[3:]], SIZES[2:], before=2, after=3, iou=0.7
+        logits,
+        deltas,
+        [anchors[:3], anchors[3:]],
+        SIZES[2:],
+        before_nms=2,
+        after_nms=3,
+        iou_threshold=0.7,
     )
     np.testing.assert_allclose(boxes[0], anchors[[4, 0, 1]], atol=1e-4)
 
@@ -83,7 +91,9 @@ def test_boxes_that_are_not_finite_or_beyond_the_image_are_left_out():
     deltas = np.zeros((1, 5, 4), np.float32)
     deltas[0, 0, 0], deltas[0, 1, 2], deltas[0, 2, 1] = np.nan, np.nan, -np.inf
     logits = np.array([[5, 4, 3, 2, 1]], np.float32)
-    boxes = PROPOSE([logits], [deltas], [anchors], SIZES[:1], before=5, after=5, iou=0.7)
+    boxes = PROPOSE(
+        [logits], [deltas], [anchors], SIZES[:1], before_nms=5, after_nms=5, iou_threshold=0.7
+    )
     np.testing.assert_allclose(boxes[0, 0], anchors[3], atol=1e-4)
     assert not np.asarray(boxes[0, 1:]).any()
 
@@ -94,7 +104,13 @@ def test_gradients_do_not_pass():
 
     def total(logits: jax.Array, deltas: jax.Array) -> jax.Array:
         boxes = models.propose(
-            [logits], [deltas], [anchors], jnp.asarray(SIZES), before=9, after=5, iou=0.7
+            [logits],
+            [deltas],
+            [anchors],
+            jnp.asarray(SIZES),
+            before_nms=9,
+            after_nms=5,
+            iou_threshold=0.7,
         )
         return jnp.sum(boxes)
 

@@ -21,7 +21,7 @@ def one(maps, boxes, size, **how):
 
 
 ALIGN = jit(one, static_argnums=2, static_argnames="canonical")
-LEVELS = jit(roi_align.levels, static_argnums=(1, 2, 3))
+LEVELS = jit(roi_align.map_levels, static_argnums=(1, 2, 3))
 SHAPES = {3: (11, 14), 4: (6, 7), 5: (3, 4)}  # of an image of 88 x 112 pixels
 
 

@@ -49,7 +49,7 @@ def ours(network):
     model = models.MaskRCNN(
         backbone,
         levels=(2, 3, 4, 5, 6),
-        anchors=3,
+        num_anchors=3,
         filters=256,
         box_features=(1024, 1024),
         mask_features=(256,) * 4,

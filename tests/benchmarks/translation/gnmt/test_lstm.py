@@ -58,10 +58,10 @@ def test_the_outputs_and_their_gradients(reverse, masked, kind, monkeypatch):
     for alive in (alive_to(LENGTHS), alive_to(LENGTHS, True)) if masked else (None,):
         gradient = np.random.default_rng(1).normal(size=(STEPS, ROWS, WIDTH))
         with jax.enable_x64(True):
-            ours = pulled(lambda *x, a=alive: lstm(*x, alive=a, **how), gradient, *arrays)
+            ours = pulled(lambda *x, a=alive: lstm(*x, mask=a, **how), gradient, *arrays)
             plain: Any = partial(written_out, alive=alive, **how)
             theirs = pulled(partial(plain, xp=jnp), gradient, *arrays)
-            primal = jax.jit(partial(lstm, alive=alive, **how))(*arrays)
+            primal = jax.jit(partial(lstm, mask=alive, **how))(*arrays)
         assert ours[0].dtype == np.float64
         for actual in (primal, ours[0]):
             np.testing.assert_allclose(actual, plain(*arrays), rtol=0, atol=1e-12)

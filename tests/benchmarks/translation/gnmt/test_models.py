@@ -170,7 +170,7 @@ def decoded(model, params, inputs, targets):
     run = jax.jit(lambda *x: model.apply({"params": params}, *x, method="step"))
     memory = jax.jit(lambda x: model.apply({"params": params}, x, method="encode"))(inputs)
     rows, beams, steps = targets.shape
-    cache = model.apply({"params": params}, rows, beams, method="start")
+    cache = model.apply({"params": params}, rows, beams, method="init_cache")
     ids, actual = np.zeros((rows, beams), np.int32), []
     for position in range(steps):
         *results, cache = run(ids, cache, memory)
@@ -203,7 +203,7 @@ def test_the_arrays_that_decoding_keeps():
 
     def step(params):
         memory: Any = model.apply({"params": params}, inputs, method="encode")
-        start: Any = model.apply({"params": params}, 3, 2, method="start")
+        start: Any = model.apply({"params": params}, 3, 2, method="init_cache")
         _, attention, after = model.apply({"params": params}, ids, start, memory, method="step")
         return memory, attention, start, after
 

@@ -52,8 +52,8 @@ def plain(query, key, value, mask, mask_of_dropout, rate):
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3])
-@pytest.mark.parametrize("is_tall", [True, False])
-def test_attention_and_its_gradients(rate, is_tall):
+@pytest.mark.parametrize("tokens_last", [True, False])
+def test_attention_and_its_gradients(rate, tokens_last):
     query, key, value, mask = example()
     seeds, site = np.array([4, -9], np.int32), 12
     shape = ROWS, HEADS, QUERIES, KEYS
@@ -68,8 +68,8 @@ def test_attention_and_its_gradients(rate, is_tall):
 
         def ours(*arrays):
             dropped = rate, jnp.asarray(seeds), site
-            turn = turned if is_tall else partial(jnp.swapaxes, axis1=1, axis2=2)
-            how: Any = {"mask": jnp.asarray(mask), "dropped": dropped, "is_tall": is_tall}
+            turn = turned if tokens_last else partial(jnp.swapaxes, axis1=1, axis2=2)
+            how: Any = {"mask": jnp.asarray(mask), "dropped": dropped, "tokens_last": tokens_last}
             query, key, value = map(turn, arrays)
             return turn(attention.attend(query, key, value, **how))
 

@@ -92,8 +92,8 @@ def test_the_number_of_parameters_is_the_published_one():
 def test_initial_weights():
     """Xavier's bound for each kernel of its own, also where several are one product."""
     x, key = jnp.zeros((1, 2, 64)), jax.random.key(1)
-    own: Any = models.Attention(4, 0.0, jnp.float32, 64)
-    cross: Any = models.Attention(4, 0.0, jnp.float32, 64, cross=True)
+    own: Any = models.MultiHeadAttention(4, 0.0, jnp.float32, 64)
+    cross: Any = models.MultiHeadAttention(4, 0.0, jnp.float32, 64, cross=True)
     mask = np.ones((1, 2, 2), bool)
 
     @jax.jit
@@ -113,7 +113,7 @@ def test_initial_weights():
 
 
 def test_positions_are_those_of_the_formula():
-    table = models.positions(300, 1024)
+    table = models.positional_encoding(300, 1024)
     assert table.dtype == np.float32
     np.testing.assert_array_equal(table[0], np.repeat([0.0, 1.0], 512))
     for p in (1, 17, 299):
@@ -123,7 +123,7 @@ def test_positions_are_those_of_the_formula():
             assert abs(table[p, 512 + i] - math.cos(angle)) < 1e-7
     pairs = [[math.sin(1), math.sin(1e-4), math.cos(1), math.cos(1e-4)], [math.sin(1), math.cos(1)]]
     for width, row in zip((4, 2), pairs, strict=True):
-        np.testing.assert_allclose(models.positions(2, width)[1], row, rtol=1e-6)
+        np.testing.assert_allclose(models.positional_encoding(2, width)[1], row, rtol=1e-6)
 
 
 def test_attention_is_that_of_numpy():
@@ -132,7 +132,7 @@ def test_attention_is_that_of_numpy():
     x, features = draw.normal(size=(2, 1, 3, 8)).astype(np.float32)
     mask = np.array([[[1, 0, 1], [0, 1, 1], [1, 1, 1]]], bool)
     for cross in (False, True):
-        model: Any = models.Attention(2, 0.0, jnp.float32, 8, cross=cross)
+        model: Any = models.MultiHeadAttention(2, 0.0, jnp.float32, 8, cross=cross)
         arguments = (x, features if cross else None, mask, None, 0)
         shapes = jax.eval_shape(lambda m=model, g=arguments: m.init(jax.random.key(0), *g))
         params = jax.tree.map(lambda p: draw.normal(size=p.shape).astype(np.float32), shapes)
@@ -203,7 +203,7 @@ def decoded(model, params, inputs, targets):
     run = jax.jit(lambda *x: model.apply(*x, method="step"))
     memory = jax.jit(lambda p, x: model.apply(p, x, method="encode"))(params, inputs)
     beams, steps = targets.shape[1:]
-    cache = model.apply(params, memory, beams, steps, method="start")
+    cache = model.apply(params, memory, beams, steps, method="init_cache")
     ids, actual = np.zeros(targets.shape[:2], np.int32), []
     for position in range(steps):
         logits, cache = run(params, ids, np.int32(position), cache, memory)
@@ -236,7 +236,7 @@ def test_no_leaf_for_the_encoder_has_an_axis_of_beams():
     @jax.eval_shape
     def leaves():
         memory = model.apply(params, inputs, method="encode")
-        return memory, model.apply(params, memory, 4, 6, method="start")
+        return memory, model.apply(params, memory, 4, 6, method="init_cache")
 
     memory, cache = leaves
     assert {x.shape for x in jax.tree.leaves(memory)} == {(3, 10), (3, HEADS, WIDTH // HEADS, 10)}
@@ -254,10 +254,10 @@ def recorded(monkeypatch):
         note(site, rate, x.shape)
         return dropout(x, rate, seeds, site)
 
-    def noting_attend(query, key, value, mask, dropped, is_tall):
+    def noting_attend(query, key, value, mask, dropped, tokens_last):
         b, heads, _, length = query.shape
         note(dropped[2], dropped[0], (b, heads, length, key.shape[-1]))
-        return attend(query, key, value, mask, dropped, is_tall)
+        return attend(query, key, value, mask, dropped, tokens_last)
 
     monkeypatch.setattr(models, "dropout", noting_dropout)
     monkeypatch.setattr(models, "attend", noting_attend)

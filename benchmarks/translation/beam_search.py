@@ -1,6 +1,7 @@
-"""The steps that both translators' beam searches share.
+"""Beam search: the loop over positions, the length penalty, and steps that both translators share.
 
-Letters in shapes: b sentences, k beams of each, V tokens that the model knows, T positions.
+Each has its rules in `transformer.finished_beams` and `gnmt.coverage_beams`. Letters in shapes:
+b sentences, k beams of each, V tokens that the model knows, T positions.
 """
 
 from collections.abc import Callable
@@ -17,18 +18,18 @@ Lists = Any  # a NamedTuple of arrays [b, ...]; its `tokens` int32[b, k, T] are 
 
 
 class Rules(NamedTuple):
-    """How to search."""
+    """How to search: beam size, length penalty, and how many sequences are wanted."""
 
-    beams: int  # k
+    beam_size: int  # k
     alpha: float  # the strength of the length penalty, 0 or more
-    length: int  # T, the most tokens of a sequence
+    max_length: int  # T, the most tokens of a sequence
     vocab_size: int  # V; logits of further ids are ignored
     top: int = 1  # how many sequences to return for a sentence, at most k
 
     @property
-    def penalties(self) -> jax.Array:
-        """((5 + n) / 6)^alpha for n = 0 ... T: float32[T + 1]."""
-        numbers = np.arange(self.length + 1)
+    def length_penalties(self) -> jax.Array:
+        """GNMT's length penalty ((5 + n) / 6)^alpha for n = 0 ... T: float32[T + 1]."""
+        numbers = np.arange(self.max_length + 1)
         return jnp.asarray((((5 + numbers) / 6) ** self.alpha).astype(np.float32))
 
 
@@ -65,7 +66,7 @@ def run(
         logp = log_probabilities(logits, rules.vocab_size)
         extended, parents = extend(lists, logp, position, *further)
         lists = choose(is_searching(position, lists), extended, lists)
-        return position + 1, lists, gather(cache, parents) if rules.beams > 1 else cache
+        return position + 1, lists, gather(cache, parents) if rules.beam_size > 1 else cache
 
     start = jnp.int32(0), lists, cache
     return jax.lax.while_loop(lambda state: jnp.any(is_searching(*state[:2])), advance, start)[1]
@@ -77,8 +78,8 @@ def log_probabilities(logits: jax.Array, vocab_size: int) -> jax.Array:
     `logits` are float[..., V or more]; the result is float32 of the same shape.
     """
     ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
-    known = jnp.where(ids < vocab_size, logits.astype(jnp.float32), -jnp.inf)
-    return jnp.where(ids == PAD, -jnp.inf, jax.nn.log_softmax(known))
+    masked = jnp.where(ids < vocab_size, logits.astype(jnp.float32), -jnp.inf)
+    return jnp.where(ids == PAD, -jnp.inf, jax.nn.log_softmax(masked))
 
 
 def best_continuations(

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.translation.gnmt import search
-from benchmarks.translation.search import Rules
+from benchmarks.translation.beam_search import Rules
+from benchmarks.translation.gnmt import coverage_beams
 from tests.benchmarks.translation import search_fixture
 from tests.benchmarks.translation.search_fixture import PADDED, T
 
@@ -18,7 +18,7 @@ S = 4  # positions of the source
 @functools.partial(jax.jit, static_argnames=("beams", "alpha", "strength", "vocab_size", "top"))
 def run(model, visible, limit, *, beams, alpha=0.6, strength=0.1, vocab_size=PADDED, top=1):
     """model: logits float[b, T, 64, PADDED] and attention float32[b, T, 64, S]."""
-    sequences, scores = search.beam_search(
+    sequences, scores = coverage_beams.search(
         functools.partial(search_fixture.step, model),
         search_fixture.start(len(limit), beams),
         *(visible, limit, strength, Rules(beams, alpha, T, vocab_size, top)),
@@ -154,7 +154,7 @@ def test_the_search_ends_when_all_sentences_are_done(limit, beams, steps):
 
     @functools.partial(jax.jit, static_argnums=0)
     def searched(noting, limit):
-        return search.beam_search(
+        return coverage_beams.search(
             noting(functools.partial(search_fixture.step, model)),
             search_fixture.start(2, beams),
             *(jnp.ones((2, S), bool), limit, 0.1, Rules(beams, 0.6, T, 3)),

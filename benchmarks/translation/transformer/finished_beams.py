@@ -1,4 +1,4 @@
-"""Searches for the best translations by the rules of tensor2tensor's Transformer.
+"""The Transformer's beam search: live and finished beams in two lists, as in tensor2tensor.
 
 Letters in shapes: b sentences, k beams of each, V tokens that the model knows, T positions.
 """
@@ -9,8 +9,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from benchmarks.translation import search
-from benchmarks.translation.search import Cache, Rules
+from benchmarks.translation import beam_search
+from benchmarks.translation.beam_search import Cache, Rules
 from benchmarks.translation.vocabulary import EOS, PAD
 
 # (ids, position, cache) -> (logits, cache)
@@ -26,9 +26,7 @@ class _Lists(NamedTuple):
     finished_scores: jax.Array  # float32[b, k]; -inf where there is none
 
 
-def beam_search(
-    step: Step, cache: Cache, limit: jax.Array, rules: Rules
-) -> tuple[jax.Array, jax.Array]:
+def search(step: Step, cache: Cache, limit: jax.Array, rules: Rules) -> tuple[jax.Array, jax.Array]:
     """Finds the sequences with the largest logp / ((5 + n) / 6)^alpha; n counts EOS.
 
     Each step takes the best 2k continuations of a sentence's k live beams. Those that end with EOS
@@ -53,8 +51,8 @@ def beam_search(
     Source: Vaswani et al. 2017, section 6.1; Wu et al. 2016, arXiv:1609.08144, section 7; the rules
     of tensor2tensor's `beam_search` and of MLPerf's reference, whose best sequence is the same.
     """
-    penalties, top = rules.penalties, rules.top
-    limit = jnp.clip(limit, 0, rules.length)
+    penalties, top = rules.length_penalties, rules.top
+    limit = jnp.clip(limit, 0, rules.max_length)
     largest = penalties[limit][:, None]
 
     def is_searching(position: jax.Array, lists: _Lists) -> jax.Array:
@@ -66,18 +64,18 @@ def beam_search(
         return _extend(lists, logp, position, penalties[position + 1])
 
     start = _start(len(limit), rules)
-    end = search.run(step, cache, start, is_searching, extend, rules)
+    end = beam_search.run(step, cache, start, is_searching, extend, rules)
     has_finished = end.finished_scores[:, 0] > -jnp.inf
     unfinished = _Lists(end.tokens, end.logp, end.tokens, end.logp / largest)
-    end = search.choose(has_finished, end, unfinished)
+    end = beam_search.choose(has_finished, end, unfinished)
     exists = end.finished_scores[:, :top, None] > -jnp.inf
     return jnp.where(exists, end.finished[:, :top], PAD), end.finished_scores[:, :top]
 
 
 def _start(sentences: int, rules: Rules) -> _Lists:
     """One live beam without tokens, and nothing finished."""
-    empty = jnp.zeros((sentences, rules.beams, rules.length), jnp.int32)
-    missing = jnp.full((sentences, rules.beams), -jnp.inf, jnp.float32)
+    empty = jnp.zeros((sentences, rules.beam_size, rules.max_length), jnp.int32)
+    missing = jnp.full((sentences, rules.beam_size), -jnp.inf, jnp.float32)
     return _Lists(empty, missing.at[:, 0].set(0.0), empty, missing)
 
 
@@ -89,15 +87,15 @@ def _extend(
     Returns the lists, and the indices int32[b, k] of the beams that the live ones continue.
     """
     beams = lists.tokens.shape[1]
-    values, parents, tokens = search.best_continuations(lists.logp, logp, 2 * beams)
-    sequences = search.gather(lists.tokens, parents).at[:, :, position].set(tokens)
+    values, parents, tokens = beam_search.best_continuations(lists.logp, logp, 2 * beams)
+    sequences = beam_search.gather(lists.tokens, parents).at[:, :, position].set(tokens)
     ends = tokens == EOS
     # The finished ones first: between equal scores they stay.
     scores = jnp.where(ends, values / penalty, -jnp.inf)
     scores = jnp.concatenate([lists.finished_scores, scores], axis=1)
     finished_scores, chosen = jax.lax.top_k(scores, beams)
-    finished = search.gather(jnp.concatenate([lists.finished, sequences], axis=1), chosen)
+    finished = beam_search.gather(jnp.concatenate([lists.finished, sequences], axis=1), chosen)
     live_logp, chosen = jax.lax.top_k(jnp.where(ends, -jnp.inf, values), beams)
-    live = search.gather(sequences, chosen)
+    live = beam_search.gather(sequences, chosen)
     parents = jnp.take_along_axis(parents, chosen, axis=1)
     return _Lists(live, live_logp, finished, finished_scores), parents

@@ -1,4 +1,4 @@
-"""Searches for the best translation by the rules of GNMT: one list of beams, and coverage.
+"""GNMT's beam search: one list of beams, length penalty and coverage penalty.
 
 Letters in shapes: b sentences, k beams of each, V tokens that the model knows, S positions of the
 source, T of the translation.
@@ -10,8 +10,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from benchmarks.translation import search
-from benchmarks.translation.search import Cache, Rules
+from benchmarks.translation import beam_search
+from benchmarks.translation.beam_search import Cache, Rules
 from benchmarks.translation.vocabulary import EOS, PAD
 
 # (ids, position, cache) -> (logits, attention float32[b, k, S] to the source, cache)
@@ -27,8 +27,8 @@ class _Beams(NamedTuple):
     attention: jax.Array  # float32[b, k, S], the sum over the steps of the sequence
 
 
-def beam_search(
-    step: Step, cache: Cache, visible: jax.Array, limit: jax.Array, coverage: float, rules: Rules
+def search(
+    step: Step, cache: Cache, mask: jax.Array, limit: jax.Array, coverage: float, rules: Rules
 ) -> tuple[jax.Array, jax.Array]:
     """Finds the translations with the largest scores that a list of k beams leads to.
 
@@ -46,7 +46,7 @@ def beam_search(
     Args:
       step: continues all beams by one token.
       cache: the cache of the first step, the same for the k beams of a sentence.
-      visible: bool[b, S], which positions of the source are not padding.
+      mask: bool[b, S], which positions of the source are not padding.
       limit: int32[b], the most tokens of each sentence, EOS included; 0 for rows of padding.
       coverage: the strength of the coverage penalty, 0 or more.
       rules: the rules of the search; no limit may be larger than its length.
@@ -60,33 +60,33 @@ def beam_search(
     reference adds up the attention of each index of the list, although beams change their index;
     here the sum stays with its beam.
     """
-    limit = jnp.clip(limit, 0, rules.length)
+    limit = jnp.clip(limit, 0, rules.max_length)
 
     def is_searching(position: jax.Array, lists: _Beams) -> jax.Array:
         ends = lists.is_finished | (lists.logp == -jnp.inf)
         return (position < limit) & ~jnp.all(ends, axis=1)  # bool[b]
 
-    start = _start(visible, rules)
-    end = search.run(step, cache, start, is_searching, _extend, rules)
+    start = _start(mask, rules)
+    end = beam_search.run(step, cache, start, is_searching, _extend, rules)
     lengths = jnp.sum(end.tokens != PAD, axis=2)
-    scores = end.logp / rules.penalties[lengths]
-    scores += coverage * _log_coverage(end.attention, visible)
+    scores = end.logp / rules.length_penalties[lengths]
+    scores += coverage * _log_coverage(end.attention, mask)
     if rules.top == 1:
         best = jnp.argmax(scores, axis=1)[:, None]
     else:
         best = jax.lax.top_k(scores, rules.top)[1]
-    return search.gather(end.tokens, best), search.gather(scores, best)
+    return beam_search.gather(end.tokens, best), beam_search.gather(scores, best)
 
 
-def _start(visible: jax.Array, rules: Rules) -> _Beams:
+def _start(mask: jax.Array, rules: Rules) -> _Beams:
     """One beam without tokens."""
-    sentences, positions = visible.shape
-    missing = jnp.full((sentences, rules.beams), -jnp.inf, jnp.float32)
+    sentences, positions = mask.shape
+    missing = jnp.full((sentences, rules.beam_size), -jnp.inf, jnp.float32)
     return _Beams(
-        jnp.zeros((sentences, rules.beams, rules.length), jnp.int32),
+        jnp.zeros((sentences, rules.beam_size, rules.max_length), jnp.int32),
         missing.at[:, 0].set(0.0),
-        jnp.zeros((sentences, rules.beams), bool),
-        jnp.zeros((sentences, rules.beams, positions), jnp.float32),
+        jnp.zeros((sentences, rules.beam_size), bool),
+        jnp.zeros((sentences, rules.beam_size, positions), jnp.float32),
     )
 
 
@@ -99,21 +99,21 @@ def _extend(
     """
     ended = lists.is_finished[:, :, None]
     again = jnp.where(jnp.arange(logp.shape[-1]) == EOS, 0.0, -jnp.inf)  # EOS once more, for free
-    values, parents, tokens = search.best_continuations(
+    values, parents, tokens = beam_search.best_continuations(
         lists.logp, jnp.where(ended, again, logp), lists.logp.shape[1]
     )
     total = lists.attention + jnp.where(ended, 0.0, attention.astype(jnp.float32))
-    sequences, was_finished, total = search.gather(
+    sequences, was_finished, total = beam_search.gather(
         (lists.tokens, lists.is_finished, total), parents
     )
     sequences = sequences.at[:, :, position].set(jnp.where(was_finished, PAD, tokens))
     return _Beams(sequences, values, was_finished | (tokens == EOS), total), parents
 
 
-def _log_coverage(attention: jax.Array, visible: jax.Array) -> jax.Array:
-    """The sum over the source of log(min(attention, 1)): float32[b, k].
+def _log_coverage(attention: jax.Array, mask: jax.Array) -> jax.Array:
+    """The coverage penalty, the sum over the source of log(min(attention, 1)): float32[b, k].
 
-    attention: float32[b, k, S]; visible: bool[b, S].
+    attention: float32[b, k, S]; mask: bool[b, S].
     """
-    counts = visible[:, None] & (attention > 0)
+    counts = mask[:, None] & (attention > 0)
     return jnp.sum(jnp.log(jnp.where(counts, jnp.minimum(attention, 1.0), 1.0)), axis=2)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.detection import coco, survey
+from benchmarks.detection import coco
 
 
 def annotations(*rows):
@@ -40,7 +40,7 @@ A, B = [1, 2, 30, 40], [1, 2, 30, 41]
     ],
 )
 def test_labels_that_cannot_be_meant(rows, texts):
-    findings = survey.oddities(annotations(*rows))
+    findings = coco.oddities(annotations(*rows))
     assert [status for status, *_ in findings] == ["warn"] * len(texts)
     for (_, text, fix), start in zip(findings, texts, strict=True):
         assert text.startswith(start) and fix
@@ -64,5 +64,5 @@ def test_tiny_objects_and_rare_categories(sizes, masks, words):
     content = {"images": images, "categories": [{"id": 3, "name": "name 3"}]}
     content["annotations"] = objects
     parsed = coco.Annotations.parse(json.dumps(content).encode(), "a.json")
-    findings = survey.weaknesses(parsed, masks)
+    findings = coco.weaknesses(parsed, masks)
     assert all(word in findings[0][1] for word in words) and len(findings) == bool(words)

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.translation.search import Rules
-from benchmarks.translation.transformer import search
+from benchmarks.translation.beam_search import Rules
+from benchmarks.translation.transformer import finished_beams
 from tests.benchmarks.translation import search_fixture
 from tests.benchmarks.translation.search_fixture import PADDED, T, log_softmax, look_up
 
@@ -18,7 +18,7 @@ from tests.benchmarks.translation.search_fixture import PADDED, T, log_softmax, 
 def run(logits, limit, *, beams, alpha=0.6, vocab_size=PADDED, top=1):
     step = functools.partial(search_fixture.step, (logits,))
     rules = Rules(beams, alpha, T, vocab_size, top)
-    return search.beam_search(step, search_fixture.start(len(limit), beams), limit, rules)
+    return finished_beams.search(step, search_fixture.start(len(limit), beams), limit, rules)
 
 
 def score(logp, n, alpha):
@@ -129,7 +129,7 @@ def test_the_search_ends_when_all_sentences_are_done(limit, top, steps):
     def searched(noting, limit):
         step = noting(functools.partial(search_fixture.step, (jnp.asarray(logits),)))
         start, rules = search_fixture.start(2, 2), Rules(2, 0.6, T, PADDED, top)
-        return search.beam_search(step, start, limit, rules)
+        return finished_beams.search(step, start, limit, rules)
 
     assert search_fixture.steps_of(searched, np.array(limit)) == steps
 
@@ -139,7 +139,7 @@ def test_the_search_ends_when_no_beam_is_live():
 
     def searched(noting):
         step = noting(lambda ids, position, cache: (jnp.zeros((1, 2, 2)), cache))
-        sequences, scores = search.beam_search(step, {}, jnp.array([T]), Rules(2, 0.6, T, 2, 2))
+        sequences, scores = finished_beams.search(step, {}, jnp.array([T]), Rules(2, 0.6, T, 2, 2))
         assert np.asarray(sequences).tolist() == [[[1, 0, 0, 0, 0], [0, 0, 0, 0, 0]]]
         np.testing.assert_allclose(scores, [[-np.log(2), -np.inf]], rtol=1e-6)
         return scores
