@@ -63,9 +63,9 @@ def run(settings: Settings) -> None:
             problem = ": there is no such file or folder"
         raise ConfigError(f"config.init_from={path!r}{problem}")
     num_examples = benchmark.nominal_examples("train") or benchmark.num_examples("train")
-    recipe = make_plan(settings, benchmark, num_examples).recipe
-    state = state_of(imported.params, imported.model_state, recipe)
-    wanted = programs.abstract_state(recipe)
+    plan = make_plan(settings, benchmark, num_examples)
+    state = state_of(imported.params, imported.model_state, plan.step_settings)
+    wanted = programs.abstract_state(plan)
     items = (describe_arrays(model_items(s)) for s in (state, wanted))
     if lines := list(array_differences(*items)):  # the classifier is missing
         raise CheckpointError(

@@ -1,8 +1,8 @@
 """Settings, Plan and Programs of a run, before it is opened.
 
 `read_settings` turns the config into `Settings`. `make_plan` converts their durations to steps and
-makes the recipe of the train step: the `Plan`. `Programs` are the train step, the predict step and
-the initial state of these settings on some devices. Nothing here needs data or a workdir, so that
+makes the optimizer and the learning rate: the `Plan`. `Programs` are the train step, the predict
+step and the initial state on some devices. Nothing here needs data or a workdir, so that
 --mode=preflight plans and compiles what a run does. `engine.run.Run` is the opened run.
 """
 
@@ -26,7 +26,7 @@ from common.trees import Parts, by_name
 from engine import compiler, optim, schedules, sharding, step
 from engine.cadence import Every, to_steps
 from engine.cluster import guard
-from engine.step import Recipe, TrainState
+from engine.step import StepSettings, TrainState
 
 _SEED = jax.ShapeDtypeStruct((), jnp.uint32)
 
@@ -132,7 +132,9 @@ class Plan:
     """A run in steps, which follows from its settings and the number of training examples."""
 
     num_examples: int
-    recipe: Recipe
+    total_steps: int
+    learning_rate: schedules.Rate
+    step_settings: StepSettings
     eval_every: Every  # the last step is evaluated in any case
     save_every: Every
     log_every: Every
@@ -141,21 +143,21 @@ class Plan:
 
     def logs(self, step: int) -> bool:
         """Whether an interval of the log ends at a step; the last one always does."""
-        return _is_due(self.log_every, step) or step == self.recipe.total_steps
+        return _is_due(self.log_every, step) or step == self.total_steps
 
     def saves(self, step: int) -> bool:
         """Whether a step is saved; the last one always is."""
-        return _is_due(self.save_every, step) or step == self.recipe.total_steps
+        return _is_due(self.save_every, step) or step == self.total_steps
 
     def evaluates(self, step: int) -> bool:
         """Whether a step is evaluated; the last one always is."""
-        return _is_due(self.eval_every, step) or step == self.recipe.total_steps
+        return _is_due(self.eval_every, step) or step == self.total_steps
 
     @property
     def evaluations(self) -> int:
         """How many evaluations the run has."""
         number, due = 1, self.eval_every.next_after(0)  # the last step's
-        while due is not None and due < self.recipe.total_steps:
+        while due is not None and due < self.total_steps:
             number, due = number + 1, self.eval_every.next_after(due)
         return number
 
@@ -163,8 +165,8 @@ class Plan:
 def make_plan(settings: Settings, benchmark: Benchmark, num_examples: int) -> Plan:
     """Converts durations to steps, for so many training examples; tells the benchmark how many.
 
-    ConfigError if a duration, schedule or optimizer cannot work. The recipe's functions of
-    parameters raise it for parts that the model lacks.
+    ConfigError if a duration, schedule or optimizer cannot work. The step's functions
+    of parameters raise it for parts that the model lacks.
     """
     sizes: Any = {"batch_size": settings.train_batch_size, "num_examples": num_examples}
 
@@ -205,10 +207,7 @@ def make_plan(settings: Settings, benchmark: Benchmark, num_examples: int) -> Pl
 
         return tree
 
-    recipe = Recipe(
-        seed=settings.seed,
-        total_steps=total,
-        learning_rate=rate,
+    step_settings = StepSettings(
         optimizer=optim.make(optimizer, rate, of_group("decayed"), of_group("rate")),
         accumulation=settings.gradient_accumulation_steps,
         ema_decay=settings.moving_average_decay,
@@ -217,7 +216,7 @@ def make_plan(settings: Settings, benchmark: Benchmark, num_examples: int) -> Pl
         ema_every=settings.moving_average_every,
         frozen=lambda params: jax.tree.map(lambda rate: rate == 0, of_group("rate")(params)),
     )
-    return Plan(num_examples, recipe, eval_every, save_every, log_every)
+    return Plan(num_examples, total, rate, step_settings, eval_every, save_every, log_every)
 
 
 def _group(benchmark: Benchmark, path: Any, frozen: Container[str]) -> base.Group:
@@ -289,23 +288,23 @@ class Programs:
         specs = self.benchmark.batch_spec(split, getattr(self.settings, f"{split}_batch_size"))
         return tuple(sharding.abstract(spec, sharding.batch_sharding(self.mesh)) for spec in specs)
 
-    def abstract_state(self, recipe: Recipe) -> TrainState:
+    def abstract_state(self, plan: Plan) -> TrainState:
         """The state as ShapeDtypeStructs, replicated."""
-        shapes = _initial(self.benchmark.init, recipe, self.mesh).eval_shape(_SEED)
+        shapes = _initial(self.benchmark.init, plan.step_settings, self.mesh).eval_shape(_SEED)
         return sharding.abstract(shapes, sharding.replicated(self.mesh))
 
     def abstract_totals(self, state: TrainState) -> Any:
         """The totals of the train step as ShapeDtypeStructs, replicated."""
         return step.totals_spec(self.benchmark.loss, self.mesh, state, self.batch_specs("train")[0])
 
-    def initial_state(self, recipe: Recipe) -> TrainState:
+    def initial_state(self, plan: Plan) -> TrainState:
         """The state before the first step, on the devices."""
-        make = _initial(self.benchmark.init, recipe, self.mesh)
-        return make(self.seed(recipe))
+        make = _initial(self.benchmark.init, plan.step_settings, self.mesh)
+        return make(self.seed())
 
-    def seed(self, recipe: Recipe) -> jax.Array:
+    def seed(self) -> jax.Array:
         """The seed u32[] on all devices, for the train step."""
-        value = np.uint32(recipe.seed)
+        value = np.uint32(self.settings.seed)
         return jax.make_array_from_callback((), sharding.replicated(self.mesh), lambda _: value)
 
     def zeros(self, totals: Any) -> Callable[[], Any]:
@@ -315,10 +314,12 @@ class Programs:
             out_shardings=sharding.replicated(self.mesh),
         )
 
-    def lower_train(self, recipe: Recipe, state: TrainState, totals: Any) -> list[Any]:
+    def lower_train(self, plan: Plan, state: TrainState, totals: Any) -> list[Any]:
         """The train step, lowered for each shape of its batches; `totals` are `abstract_totals`."""
         options = compiler.options(self.mesh, self.benchmark.larger_windows)
-        train_step = step.make_train_step(self.benchmark.loss, self.mesh, recipe, options)
+        train_step = step.make_train_step(
+            self.benchmark.loss, self.mesh, plan.step_settings, options
+        )
         seed = sharding.abstract(_SEED, sharding.replicated(self.mesh))
         arguments = seed, state, totals
         return step.lower(train_step, arguments, self.batch_specs("train"))
@@ -331,9 +332,9 @@ class Programs:
 
 
 @functools.lru_cache(1)
-def _initial(init: Callable[..., Any], recipe: Recipe, mesh: Mesh) -> Any:
+def _initial(init: Callable[..., Any], settings: StepSettings, mesh: Mesh) -> Any:
     """The jitted function from a seed to the initial state, so that it is traced once."""
-    make = functools.partial(step.init_state, init, recipe)
+    make = functools.partial(step.init_state, init, settings)
     options = compiler.options(mesh, runs_once=True)
     return jax.jit(make, out_shardings=sharding.replicated(mesh), compiler_options=options)
 

@@ -134,7 +134,7 @@ def begun(settings, monkeypatch):
     run = Run.open(settings)
     plan = make_plan(settings, run.benchmark, 90)
     # What the arrays were before does not matter here, and takes long to compile.
-    zeros = jax.tree.map(jnp.zeros_like, run.programs.abstract_state(plan.recipe))
+    zeros = jax.tree.map(jnp.zeros_like, run.programs.abstract_state(plan))
     monkeypatch.setattr(Programs, "initial_state", lambda *_: zeros)
     state, source = first_state(run, plan)
     return jax.tree.map(np.asarray, state.params), source

@@ -91,9 +91,9 @@ def read_and_plan(config: Any) -> None:
     else:
         sharding.group_size(benchmark.bn_span, 64)
     declared = benchmark.declared_examples("train")
-    recipe = make_plan(settings, benchmark, declared or 10_000).recipe
-    for step in (0, recipe.total_steps - 1):
-        assert math.isfinite(recipe.learning_rate(step))
+    plan = make_plan(settings, benchmark, declared or 10_000)
+    for step in (0, plan.total_steps - 1):
+        assert math.isfinite(plan.learning_rate(step))
 
 
 def trials(key: str, value: Any) -> list[Any]:
