@@ -96,7 +96,7 @@ class Trainer:
         run = Run.open(settings)
         with contextlib.ExitStack() as exits:
             # The lock comes first: nobody else writes into the workdir from here on.
-            guard = Guard(settings.workdir, run.mesh, settings.limits.host_memory_limit)
+            guard = Guard(settings.workdir, run.mesh, settings.host_memory_limit)
             exits.callback(guard.close)
             # Data on a bucket may hang, so the watchdog looks on while they are opened.
             exits.enter_context(run.watched())

@@ -289,7 +289,7 @@ def _hosts(case: Case) -> Iterator[Finding]:
     if case.hosts:
         group, facts = case.hosts
         try:
-            processes.join(group, facts, _HOSTS_WAIT, case.settings.limits.host_silence_seconds)
+            processes.join(group, facts, _HOSTS_WAIT, case.settings.host_silence_seconds)
         except HostError as error:
             port = group.address.rpartition(":")[2]
             fix = f"start the doctor on all hosts at once, and open tcp:{port} between them"

@@ -35,6 +35,14 @@ class Optimizer:
     # The largest norm of the gradient over all trained parameters, before weight decay: a larger
     # gradient is scaled down to this norm. 0 clips nothing.
     gradient_clip_norm: Annotated[float, "[0, 1e30]"]
+    # True: the step clips the gradient of each device before the mean, and the optimizer does not.
+    gradient_clip_per_device: bool
+
+    def __post_init__(self) -> None:
+        if self.gradient_clip_per_device and not self.gradient_clip_norm:
+            raise ConfigError(
+                "config.gradient_clip_per_device=True needs a norm: set config.gradient_clip_norm"
+            )
 
 
 def make(
@@ -62,7 +70,7 @@ def make(
             f"config.decoupled_decay=True: only 'sgd' has it, not {settings.optimizer!r}"
         )
     clip = optax.identity()
-    if settings.gradient_clip_norm:
+    if settings.gradient_clip_norm and not settings.gradient_clip_per_device:
         clip = optax.clip_by_global_norm(settings.gradient_clip_norm)
 
     def trained(params: Any, factors: Any) -> optax.GradientTransformationExtraArgs:

@@ -44,15 +44,14 @@ class LogKeys:
 
 
 @dataclasses.dataclass(frozen=True)
-class LoopKeys:
-    """The config's keys that the loop reads; configs/_loop.py says what they mean."""
+class RunKeys:
+    """The keys of the run itself: batches, durations, weights to begin with, reports."""
 
     benchmark: str
     seed: Seed
     train_batch_size: BatchSize
     eval_batch_size: BatchSize
     gradient_accumulation_steps: Annotated[int, "[1, 1e6]"]
-    gradient_clip_per_device: bool
     gradient_precision: Literal["float32", "bfloat16"]
     train_steps: int | str
     moving_average_decay: Decay
@@ -62,8 +61,6 @@ class LoopKeys:
     init_env: str
     init_without: str
     freeze: str
-    optimizer: optim.Optimizer
-    schedule: schedules.Schedule
     steps_per_eval: int | str
     eval_offset: int | str
     stop_at_target: bool
@@ -74,9 +71,13 @@ class LoopKeys:
     profile_steps: str
     tracker: Literal["", "wandb"]
     check_devices_every: Annotated[int, "[0, 1e9]"]
-    limits: guard.Limits
     compilation_cache: str
     mlperf: LogKeys
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopKeys(guard.Limits, schedules.Schedule, optim.Optimizer, RunKeys):
+    """The config's keys that the loop reads; configs/_loop.py says what they mean."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,14 +105,8 @@ def read_settings(
     config: Any, workdir: str = "", origin: Mapping[str, Any] | None = None
 ) -> Settings:
     """Reads and checks the config; `origin` says which file it is from, and what was changed."""
-    values = keys.read_config(LoopKeys, config)
-    if values.gradient_clip_per_device and not values.optimizer.gradient_clip_norm:
-        raise ConfigError(
-            "config.gradient_clip_per_device=True needs a norm: set config.gradient_clip_norm"
-        )
-    fields = {field.name: getattr(values, field.name) for field in dataclasses.fields(values)}
     return Settings(
-        **fields,
+        **vars(keys.read_config(LoopKeys, config)),
         workdir=workdir,
         config=config.to_dict(),
         load_benchmark=functools.partial(benchmarks.load, config),
@@ -184,11 +179,7 @@ def make_plan(settings: Settings, benchmark: Benchmark, num_examples: int) -> Pl
             "average would stay at the initial weights: give at most that many"
         )
     benchmark.planned(total)
-    rate = schedules.make(settings.schedule, train_steps=total, **sizes)
-    clip = settings.optimizer.gradient_clip_norm if settings.gradient_clip_per_device else 0.0
-    optimizer = settings.optimizer
-    if clip:  # each device clips its own gradient instead
-        optimizer = dataclasses.replace(optimizer, gradient_clip_norm=0.0)
+    rate = schedules.make(settings, train_steps=total, **sizes)
 
     # The parameters that config keys name.
     texts = {"freeze": settings.freeze, "init_without": settings.init_without}
@@ -208,10 +199,10 @@ def make_plan(settings: Settings, benchmark: Benchmark, num_examples: int) -> Pl
         return tree
 
     step_settings = StepSettings(
-        optimizer=optim.make(optimizer, rate, of_group("decayed"), of_group("rate")),
+        optimizer=optim.make(settings, rate, of_group("decayed"), of_group("rate")),
         accumulation=settings.gradient_accumulation_steps,
         ema_decay=settings.moving_average_decay,
-        device_clip=clip,
+        device_clip=settings.gradient_clip_norm if settings.gradient_clip_per_device else 0.0,
         sum_dtype=jnp.bfloat16 if settings.gradient_precision == "bfloat16" else None,
         ema_every=settings.moving_average_every,
         frozen=lambda params: jax.tree.map(lambda rate: rate == 0, of_group("rate")(params)),

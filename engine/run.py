@@ -107,7 +107,7 @@ class Run:
             processes.fail(reason, preemption.answer().code if preemption.requested() else RESTART)
 
         dog = watchdog.Watchdog(
-            self.settings.limits.watchdog_seconds,
+            self.settings.watchdog_seconds,
             self.log.note,
             leave=leave,
             others=processes.others,

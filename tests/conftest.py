@@ -275,6 +275,28 @@ def plan_of(config, num_examples):
     return make_plan(settings, settings.load_benchmark(""), num_examples)
 
 
+def resolved(config, workdir="", mode="train_and_eval", given=()):
+    """(the settings of a run, as main.py makes them; its notes)."""
+    from commands import configuration
+    from common import keys
+    from engine.recipe import Recipe
+
+    said: list[str] = []
+    recipe = Recipe("", config.lock(), keys.flat(config), given)
+    settings = configuration.resolve(recipe, mode, str(workdir), said.append)
+    return settings, [line.removeprefix("NOTE ") for line in said if line.startswith("NOTE ")]
+
+
+def adopt_values(config, source, whole=False):
+    """Gives a config the values of another model; returns the changes."""
+    import benchmarks
+
+    values, _ = benchmarks.adopted_values(config, source, (), whole)
+    with config.unlocked():
+        config.update(values)
+    return values
+
+
 def open_run(config, workdir):
     """The run of a config in a workdir."""
     from engine.plan import read_settings

@@ -1,5 +1,6 @@
 """The command line, as a user types it: in a process of its own."""
 
+import dataclasses
 import importlib
 import inspect
 import json
@@ -18,6 +19,7 @@ import pytest
 import main
 import train
 from commands import MODES
+from common import keys
 from common.errors import UserError
 from engine import locations, recipe
 from engine.plan import read_settings
@@ -120,7 +122,9 @@ def test_every_mode_names_a_function_that_takes_its_flags():
 def test_a_file_that_is_no_recipe(text, argument, message, tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(text)
-    line = recipe.explain(["main.py", f"--config={path}{argument}"], RuntimeError("a\nlong trace"))
+    with pytest.raises(UserError) as caught:
+        recipe.load(f"{path}{argument}")
+    line = str(caught.value)
     assert message in line and str(path) in line and "\n" not in line
 
 
@@ -177,7 +181,7 @@ def test_environment_names_the_folders(monkeypatch, tmp_path, capsys):
 
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    config = resnet50.get_config()
+    config = keys.read_config(locations.Keys, resnet50.get_config())
     with pytest.raises(UserError, match="--workdir=DIR"):
         locations.workdir(None, print)
     assert locations.data_dir(config, print) == "gs://cloud-tpu-test-datasets/fake_imagenet"
@@ -194,7 +198,7 @@ def test_environment_names_the_folders(monkeypatch, tmp_path, capsys):
     assert locations.data_dir(config, print) == f"{tmp_path}/input_data"
     monkeypatch.setenv("MLP_PATH_GCS_IMAGENET", "gs://b/imagenet")
     assert locations.data_dir(config, print) == "gs://b/imagenet"
-    config.data_dir = "mine"
+    config = dataclasses.replace(config, data_dir="mine")
     assert locations.data_dir(config, print) == "mine"
 
 

@@ -17,7 +17,7 @@ from common.images.input_spec import parse_spec
 from common.keys import Count, Positive, Seed, Share
 from input_pipeline import KERNELS, Preprocessing
 
-# What `benchmarks.settle_config` takes from the model whose weights a run begins with.
+# What `benchmarks.adopted_values` takes from the model whose weights a run begins with.
 MODEL_KEYS = (
     "resnet_depth",
     "num_filters",

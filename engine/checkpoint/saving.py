@@ -142,7 +142,7 @@ class Saver:
         bad = 0 if totals is None else int(totals["bad_step"])
         if not bad:
             return
-        is_in_steps = self._run.settings.schedule.warmup_steps
+        is_in_steps = self._run.settings.warmup_steps
         key = "warmup_steps" if is_in_steps else "warmup_epochs"
         good = "there is no checkpoint yet"
         if self.saved:

@@ -32,7 +32,7 @@ from common.errors import ConfigError
 from engine import feed, sharding
 from engine import step as steps
 from engine.corruption import DeviceCheck
-from tests.conftest import FIXTURES, open_run, plan_of
+from tests.conftest import FIXTURES, adopt_values, open_run, plan_of
 
 QUICK: Any = {"xla_backend_optimization_level": 0}  # most of a test's time is compilation
 ROWS = 24  # divides among 1, 2, 3 and 8
@@ -247,27 +247,21 @@ def modules(monkeypatch):
     monkeypatch.setattr(benchmarks, "module", known.__getitem__)
 
 
-def settled(benchmark, model, fixed=(), whole=False):
+def adopted(benchmark, model, given=(), whole=False):
     values = {"benchmark": benchmark, "init_from": "a", "width": 1, "num_classes": 7}
     config = ConfigDict(values).lock()
-    notes = benchmarks.settle_config(config, model, fixed, whole)
-    values = config.to_dict()
-    return [values.get(key) for key in ("width", "depth", "num_classes")], notes
-
-
-WIDTH, DEPTH = (
-    "config.width=3 instead of 1, as the weights want it",
-    "config.depth=2, as the weights want it",
-)
+    adopted = benchmarks.adopted_values(config, model, given, whole)
+    assert config.to_dict() == values
+    return adopted
 
 
 def test_a_config_takes_the_keys_of_another_librarys_weights(modules):
     remarks = ["weights are old", "width is odd"]
-    assert settled("own", "file") == ([3, 2, 7], [WIDTH, DEPTH, *remarks])
-    assert settled("own", "file", {"width"}) == ([1, 2, 7], [DEPTH, remarks[0]])
+    assert adopted("own", "file") == ({"width": 3, "depth": 2}, remarks)
+    assert adopted("own", "file", {"width"}) == ({"depth": 2}, remarks[:1])
     for benchmark, file in (("own", "unknown"), ("plain", "file")):
         with pytest.raises(ConfigError, match=f"init_from=a: {file} is a file, .* {benchmark} can"):
-            settled(benchmark, file)
+            adopted(benchmark, file)
 
 
 def test_a_config_takes_the_keys_of_a_checkpoint(modules):
@@ -275,13 +269,11 @@ def test_a_config_takes_the_keys_of_a_checkpoint(modules):
         values = {"benchmark": benchmark, "width": 3, "num_classes": 5}
         return {"benchmark": benchmark, "config": values, "num_train_examples": 1}
 
-    classes = "config.num_classes=5 instead of 7, as the weights want it"
-    assert settled("own", manifest("own")) == ([3, None, 7], [WIDTH])
-    assert settled("own", manifest("own"), whole=True) == ([3, None, 5], [WIDTH, classes])
-    fixed = ("num_classes",)
-    assert settled("own", manifest("own"), fixed, whole=True) == ([3, None, 7], [WIDTH])
-    assert settled("own", manifest("other")) == ([3, None, 6], [WIDTH, classes.replace("5", "6")])
-    assert settled("own", manifest("plain")) == ([1, None, 7], [])
+    assert adopted("own", manifest("own")) == ({"width": 3}, [])
+    assert adopted("own", manifest("own"), whole=True) == ({"width": 3, "num_classes": 5}, [])
+    assert adopted("own", manifest("own"), ("num_classes",), whole=True) == ({"width": 3}, [])
+    assert adopted("own", manifest("other")) == ({"width": 3, "num_classes": 6}, [])
+    assert adopted("own", manifest("plain")) == ({}, [])
 
 
 @pytest.mark.parametrize(("benchmark", "size"), [("own", 9), ("other", 1)])
@@ -290,7 +282,7 @@ def test_some_keys_are_only_taken_from_models_of_the_same_benchmark(benchmark, s
     values = {"benchmark": benchmark, "width": 3, "size": 9}
     manifest = {"benchmark": benchmark, "config": values, "num_train_examples": 1}
     config = ConfigDict({"benchmark": "own", "width": 1, "size": 1}).lock()
-    benchmarks.settle_config(config, manifest, (), whole=False)
+    adopt_values(config, manifest)
     assert (config.width, config.size) == (3, size)
 
 

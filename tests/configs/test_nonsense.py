@@ -82,7 +82,6 @@ def read_and_plan(config: Any) -> None:
     """All that is checked before devices, data or files are touched."""
     settings = read_settings(config, "/nowhere")
     keys.read_config(locations.Keys, config)
-    keys.check("config.data_fallback", config.get("data_fallback", ""), str)
     benchmark = settings.load_benchmark("")
     if "/" in str(benchmark.bn_span):
         parts = settings.gradient_accumulation_steps
