@@ -34,14 +34,13 @@ class Recipe:
 
 
 class Flag:
-    """The flag --config=FILE, whose file is loaded once, and its flags --config.KEY=VALUE."""
+    """The flag --config=FILE, whose file runs once, with the flags --config.KEY=VALUE."""
 
-    def __init__(self, help_string: str, flag_values: flags.FlagValues = flags.FLAGS):
-        """Defines the flag."""
-        config_flags.DEFINE_config_file("config", None, help_string, flag_values)
-        self._flag: Any = flag_values["config"]
-        self._flag.parser.parse = self._load  # instead of ml_collections' loader
-        self.own: Mapping[str, Any] = {}  # the values of the file alone, by flat key
+    own: Mapping[str, Any] = {}  # as in `Recipe`, from the loading of the file on
+
+    def __init__(self, help_string: str):
+        config_flags.DEFINE_config_file("config", None, help_string)
+        flags.FLAGS["config"].parser.parse = self._load  # instead of ml_collections' loader
 
     def _load(self, file: str) -> ConfigDict:
         config = load(file)
@@ -52,11 +51,10 @@ class Flag:
     @property
     def recipe(self) -> Recipe | None:
         """The recipe, after the command line is parsed; None without --config."""
-        if self._flag.value is None:
+        flag: Any = flags.FLAGS["config"]
+        if flag.value is None:
             return None
-        file = config_flags.get_config_filename(self._flag)
-        given = config_flags.get_override_values(self._flag)
-        return Recipe(file, self._flag.value, self.own, given)
+        return Recipe(flag.config_filename, flag.value, self.own, flag.override_values)
 
 
 def load(file: str) -> Any:
@@ -64,8 +62,8 @@ def load(file: str) -> Any:
     path, _, name = file.partition(":")
     if not os.path.isfile(path):
         recipes = sorted(p for p in os.listdir(_FOLDER) if p.endswith(".py") and p[0] != "_")
-        text = f"--config={file}: there is no such file; configs/ has {', '.join(recipes)}"
-        raise ConfigError(text)
+        names = ", ".join(recipes)
+        raise ConfigError(f"--config={file}: there is no such file; configs/ has {names}")
     try:
         get_config = runpy.run_path(path).get("get_config")
         if get_config is None:
@@ -110,10 +108,7 @@ def check_keys(argv: Sequence[str], file: str, own: Collection[str]) -> None:
 
 
 def explain(
-    argv: Sequence[str],
-    error: Exception,
-    own: Collection[str],
-    hint: Callable[[Sequence[str], str], str],
+    argv: Sequence[str], error: Exception, own: Collection[str], hint: Callable[..., str]
 ) -> str:
     """What is wrong with a command line, the program and its words, in one line.
 
