@@ -79,9 +79,10 @@ def load(file: str) -> Any:
         if (text := one_line(error)).startswith("--config="):  # the recipe's own refusal
             raise ConfigError(text) from error
         frames = traceback.extract_tb(error.__traceback__)
-        line = [frame.lineno for frame in frames if frame.filename == path][-1]
-        raise ConfigError(f"{path}, line {line}: {type(error).__name__}: {text}") from error
-    if not hasattr(config, "items"):
+        lines = [f", line {frame.lineno}" for frame in frames if frame.filename == path]
+        place = "".join([path, *lines[-1:]])  # without a line where get_config() needs a name
+        raise ConfigError(f"{place}: {type(error).__name__}: {text}") from error
+    if not isinstance(config, ConfigDict):
         kind = type(config).__name__
         raise ConfigError(f"{path}: get_config() returns {kind!r}, not a ConfigDict")
     return config

@@ -115,6 +115,8 @@ def test_every_mode_names_a_function_that_takes_its_flags():
         ("import nosuchmodule", "", ", line 1: ModuleNotFoundError: No module named"),
         ("def get_config():\n    raise RuntimeError('a\\nb')", "", ", line 2: RuntimeError: a"),
         ("def get_config():\n    return 3", "", "get_config() returns 'int', not a ConfigDict"),
+        ("def get_config():\n    return {}", "", "get_config() returns 'dict', not a ConfigDict"),
+        ("def get_config(name):\n    return {}", "", "mine.py: TypeError: get_config() missing 1"),
         ("def get_config():\n    return {}", ":small", "this recipe takes no name; use --config="),
         ("def get_config(name):\n    return {}[name]", ":x", ", line 2: KeyError: 'x'"),
     ],
@@ -135,6 +137,17 @@ def test_a_recipe_that_lacks_keys(tmp_path):
         "def get_config():\n    return ml_collections.ConfigDict({'benchmark': 'resnet'})"
     )
     fails_with(run("--workdir=w", config=path), "has no config.seed; configs", "_loop.py")
+
+
+def test_a_recipe_runs_once(tmp_path):
+    """Also where its values, or a mistake in them, are compared with the file's."""
+    path = tmp_path / "mine.py"
+    path.write_text("print('it runs')\nfrom configs.digits import get_config")
+    unknown = run("--workdir=w", config=path, trian_steps=5)
+    fails_with(unknown, "did you mean train_steps")
+    nowhere = run(f"--workdir={tmp_path}/run", config=path, data_dir="/nowhere")
+    fails_with(nowhere, "/nowhere")
+    assert [done.stdout.count("it runs") for done in (unknown, nowhere)] == [1, 1]
 
 
 @pytest.mark.parametrize(
