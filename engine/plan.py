@@ -88,7 +88,7 @@ class Settings(LoopKeys):
     config: Mapping[str, Any]  # every value, nested: for `config.json` and for checkpoints
     load_benchmark: Callable[[str], Benchmark]  # its argument: a folder for facts about the data
     # {"file": the recipe's file, "changes": {key: [the file's value, this run's]}}, if it is known.
-    origin: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    origin: Mapping[str, Any]
 
     @property
     def lacks_weights(self) -> str:
@@ -101,16 +101,12 @@ class Settings(LoopKeys):
         )
 
 
-def read_settings(
-    config: Any, workdir: str = "", origin: Mapping[str, Any] | None = None
-) -> Settings:
+def read_settings(config: Any, workdir: str = "", origin: Mapping[str, Any] = {}) -> Settings:
     """Reads and checks the config; `origin` says which file it is from, and what was changed."""
+    values = keys.read_config(LoopKeys, config)
+    load = functools.partial(benchmarks.load, config)
     return Settings(
-        **vars(keys.read_config(LoopKeys, config)),
-        workdir=workdir,
-        config=config.to_dict(),
-        load_benchmark=functools.partial(benchmarks.load, config),
-        origin=origin or {},
+        **vars(values), workdir=workdir, config=config.to_dict(), load_benchmark=load, origin=origin
     )
 
 
