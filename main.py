@@ -91,11 +91,11 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     """Parses the command line; a mistake ends the program with one line."""
     try:
         recipe.check_command(argv)
-        rest = flags.FLAGS(argv)
+        words = flags.FLAGS(argv)
         _check_flags()
-        if len(rest) > 1:
-            raise ConfigError(f"unexpected argument {rest[1]!r}: values are given as --NAME=VALUE")
-        return rest
+        if len(words) > 1:
+            raise ConfigError(f"unexpected argument {words[1]!r}: values are given as --NAME=VALUE")
+        return words
     except Exception as error:  # of absl, of the recipe's own code, or of these checks
         import resnet_main  # few command lines need it: it knows the flags of the TPU tutorial
 

@@ -212,8 +212,8 @@ def _group(benchmark: Benchmark, path: Any, frozen: Container[str]) -> base.Grou
         return base.Group(rate=0.0)
     label = benchmark.label(name)
     if label not in benchmark.groups:
-        known = ", ".join(map(repr, benchmark.groups))
-        raise ConfigError(f"{name} has the label {label!r}, but the benchmark's groups are {known}")
+        names = ", ".join(map(repr, benchmark.groups))
+        raise ConfigError(f"{name} has the label {label!r}, but the benchmark's groups are {names}")
     return benchmark.groups[label]
 
 

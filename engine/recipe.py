@@ -80,11 +80,11 @@ def load(file: str) -> Any:
             raise ConfigError(text) from error
         frames = traceback.extract_tb(error.__traceback__)
         lines = [f", line {frame.lineno}" for frame in frames if frame.filename == path]
-        place = "".join([path, *lines[-1:]])  # without a line where get_config() needs a name
-        raise ConfigError(f"{place}: {type(error).__name__}: {text}") from error
+        where = "".join([path, *lines[-1:]])  # without a line where get_config() needs a name
+        raise ConfigError(f"{where}: {type(error).__name__}: {text}") from error
     if not isinstance(config, ConfigDict):
-        kind = type(config).__name__
-        raise ConfigError(f"{path}: get_config() returns {kind!r}, not a ConfigDict")
+        name = type(config).__name__
+        raise ConfigError(f"{path}: get_config() returns {name!r}, not a ConfigDict")
     return config
 
 

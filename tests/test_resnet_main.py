@@ -84,7 +84,7 @@ def test_no_flag_of_a_source_is_unknown(source):
                 resnet_main.translate([prefix + word])
             continue
         translation = resnet_main.translate([prefix + word])
-        assert translation.rest == []
+        assert translation.others == []
         settings(translation.arguments)
 
 
