@@ -8,18 +8,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from absl import app, flags
-from ml_collections import config_flags
 
 from commands import MODES, Mode
-from common import entry, keys
+from common import entry
 from common.errors import ConfigError
 from engine import environment, locations, recipe
 
 environment.set_defaults()  # before jax; functions import what imports it, so that --help is quick
 
-_CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "Recipe: a file in configs/. Override a key with --config.KEY=VALUE."
-)
+_CONFIG = recipe.Flag("Recipe: a file in configs/. Override a key with --config.KEY=VALUE.")
 _WORKDIR = flags.DEFINE_string(
     "workdir",
     None,
@@ -94,15 +91,16 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     """Parses the command line; a mistake ends the program with one line."""
     try:
         recipe.check_command(argv)
-        rest = flags.FLAGS(argv)
+        words = flags.FLAGS(argv)
         _check_flags()
-        if len(rest) > 1:
-            raise ConfigError(f"unexpected argument {rest[1]!r}: values are given as --NAME=VALUE")
-        return rest
+        if len(words) > 1:
+            raise ConfigError(f"unexpected argument {words[1]!r}: values are given as --NAME=VALUE")
+        return words
     except Exception as error:  # of absl, of the recipe's own code, or of these checks
         import resnet_main  # few command lines need it: it knows the flags of the TPU tutorial
 
-        sys.exit(f"ERROR: {ConfigError(recipe.explain(argv, error, resnet_main.hint))}")
+        text = recipe.explain(argv, error, _CONFIG.own, resnet_main.hint)
+        sys.exit(f"ERROR: {ConfigError(text)}")
     except SystemExit as error:
         if error.code:  # --help has the code 1
             raise
@@ -111,19 +109,18 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
 
 def _check_flags() -> None:
     """Refuses a command without the recipe that its mode needs, and flags of other modes."""
-    config = _CONFIG.value  # the first use of this value loads the file
-    mode, chosen = MODES[_MODE.value], f"--mode={_MODE.value}"
-    if config is None and mode.recipe == "required":
+    chosen, mode, given = _CONFIG.recipe, MODES[_MODE.value], f"--mode={_MODE.value}"
+    if chosen is None and mode.recipe == "required":
         raise ConfigError("which recipe? Give --config=configs/resnet50.py (or another there)")
-    if config is not None and mode.recipe == "refused":
+    if chosen and mode.recipe == "refused":
         where = ": the workdir has it" if mode.workdir == "required" else ""
-        raise ConfigError(f"{chosen} takes no --config{where}")
-    if config is not None and "benchmark" not in config:
+        raise ConfigError(f"{given} takes no --config{where}")
+    if chosen and "benchmark" not in chosen.own:
         raise ConfigError("--config names no recipe: the file sets no config.benchmark")
     for flag in {flag: None for row in MODES.values() for flag in row.flags}:
         if flags.FLAGS[flag].present and flag not in mode.flags:
             owners = [f"--mode={owner}" for owner, row in MODES.items() if flag in row.flags]
-            raise ConfigError(f"--{flag} goes with {' or '.join(owners)}, not with {chosen}")
+            raise ConfigError(f"--{flag} goes with {' or '.join(owners)}, not with {given}")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -169,12 +166,15 @@ def _run(mode: Mode, workdir: str) -> int:
 
 def _run_mode(mode: Mode, workdir: str, host: Any) -> int:
     """Calls the mode's function; returns the exit code."""
+    from commands import configuration
     from engine.cluster import processes
     from engine.cluster.hosts import watch_for_notice
     from engine.devices import gpu_obstacle, tpu_chips
 
     values = mode.arguments(*(flags.FLAGS[flag].value for flag in mode.flags))
-    settings = None if mode.recipe == "refused" else _settings(mode, workdir)
+    settings = None
+    if mode.recipe != "refused":
+        settings = configuration.resolve(_CONFIG.recipe, _MODE.value, workdir, _say)
     arguments = [workdir if settings is None else settings, *values]
     if settings is not None and mode.hosts != "alone":
         equal = {"workdir": workdir, "mode": _MODE.value}
@@ -183,8 +183,7 @@ def _run_mode(mode: Mode, workdir: str, host: Any) -> int:
         if mode.hosts == "unjoined":
             arguments.append(host and (host, equal))
         elif host:
-            limits = settings.limits
-            waits = limits.hosts_wait_seconds, limits.host_silence_seconds
+            waits = settings.hosts_wait_seconds, settings.host_silence_seconds
             processes.join(host, equal, *waits)
         if tpu_chips():
             watch_for_notice()
@@ -193,31 +192,6 @@ def _run_mode(mode: Mode, workdir: str, host: Any) -> int:
     module, _, function = mode.function.partition(":")
     result = getattr(importlib.import_module(module), function)(*arguments)
     return result if isinstance(result, int) else 0
-
-
-def _settings(mode: Mode, workdir: str) -> Any:
-    """The run that the command line describes, with the folders of its data and weights."""
-    import benchmarks
-    from commands import importing
-    from engine.checkpoint import model_source
-    from engine.plan import read_settings
-
-    config = _CONFIG.value
-    if config is None:
-        return model_source.settings(workdir)
-    read_settings(config)  # a recipe that lacks keys is refused before they are used
-    keys.read_config(locations.Keys, config)
-    keys.check("config.data_fallback", config.get("data_fallback", ""), str)
-    if mode.reads_data and benchmarks.needs_data_dir(config):
-        config.data_dir = locations.data_dir(config, _say)
-    if workdir:
-        config.init_from = model_source.init_from(config, _say)
-    flag = flags.FLAGS["config"]
-    typed = config_flags.get_override_values(flag)
-    for line in importing.settle(config, workdir, _MODE.value, typed):
-        _say(f"NOTE {line}")
-    origin = recipe.origin(config_flags.get_config_filename(flag), config)
-    return read_settings(config.lock(), workdir, origin)
 
 
 if __name__ == "__main__":

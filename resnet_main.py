@@ -47,7 +47,7 @@ _NAMES = {
         use_eval_runner use_train_runner skip_host_call use_async_checkpointing
         eval_after_training export_to_tpu add_warmup_requests export_moving_average""",
 }
-FLAGS = {name: kind for kind, names in _NAMES.items() for name in names.split()}
+FLAGS = {name: type_ for type_, names in _NAMES.items() for name in names.split()}
 
 # What means the same here, with {} for the value. A flag in none of these tables has no effect.
 _KEYS = """data_dir train_steps train_batch_size eval_batch_size steps_per_eval
@@ -106,15 +106,15 @@ class Translation(NamedTuple):
     arguments: list[str]  # flags of main.py
     variables: dict[str, str]  # of the environment
     notes: list[str]  # a line for each flag that has no effect
-    rest: list[str]  # the words that are no flags of the tutorial
+    others: list[str]  # the words that are no flags of the tutorial
 
 
 def translate(words: Sequence[str], names: Container[str] = FLAGS) -> Translation:
-    """Translates a command line without the name of the program; flags not in `names` stay as rest.
+    """Translates a command line without the program; flags not in `names` are among the others.
 
     ConfigError has a line for each value that is of the wrong kind or has no equivalent here.
     """
-    values, rest = _parse(words, names)
+    values, others = _parse(words, names)
     parameters = _parameters(values.pop("config_file", ""), values.pop("params_override", ""))
     values = _parse(parameters, FLAGS)[0] | values  # the command line overrides the files
     combined = _combined(values)
@@ -132,7 +132,7 @@ def translate(words: Sequence[str], names: Container[str] = FLAGS) -> Translatio
     arguments += combined
     variables = dict(word.split("=", 1) for word in arguments if not word.startswith("--"))
     last = {word.partition("=")[0]: word for word in arguments if word.startswith("--")}
-    return Translation([*last.values()], variables, notes, rest)
+    return Translation([*last.values()], variables, notes, others)
 
 
 def _parse(words: Sequence[str], names: Container[str]) -> tuple[dict[str, str], list[str]]:
@@ -148,11 +148,11 @@ def _parse(words: Sequence[str], names: Container[str]) -> tuple[dict[str, str],
     for name in filter(names.__contains__, FLAGS):
         define[FLAGS[name]](name, None, "", flag_values=parser)
     try:
-        rest = parser(["resnet_main.py", *words], known_only=True)[1:]
+        others = parser(["resnet_main.py", *words], known_only=True)[1:]
     except flags.Error as error:
         raise ConfigError(one_line(error)) from error
     values = {name: parser[name].value for name in FLAGS if name in parser}
-    return {name: str(value) for name, value in values.items() if value not in (None, "")}, rest
+    return {name: str(value) for name, value in values.items() if value not in (None, "")}, others
 
 
 def _parameters(file: str, override: str) -> list[str]:
@@ -234,12 +234,12 @@ def main(words: Sequence[str]) -> None:
         print(__doc__, *(f"  --{name}" for name in FLAGS), sep="\n")
         return
     try:
-        arguments, variables, notes, rest = translate(words)
+        arguments, variables, notes, others = translate(words)
     except ConfigError as error:
         sys.exit("\n".join(f"ERROR: {line}" for line in str(error).splitlines()))
-    if not any(word.split("=")[0].lstrip("-") == "config" for word in rest):
-        rest = [f"--config={os.path.relpath(os.path.join(_ROOT, _RECIPE))}", *rest]
-    program = [os.path.relpath(os.path.join(_ROOT, "main.py")), *rest, *arguments]
+    if not any(word.split("=")[0].lstrip("-") == "config" for word in others):
+        others = [f"--config={os.path.relpath(os.path.join(_ROOT, _RECIPE))}", *others]
+    program = [os.path.relpath(os.path.join(_ROOT, "main.py")), *others, *arguments]
     for note in notes:
         print(f"NOTE {note}")
     settings = [f"{name}={value}" for name, value in variables.items()]

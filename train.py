@@ -96,7 +96,7 @@ class Trainer:
         run = Run.open(settings)
         with contextlib.ExitStack() as exits:
             # The lock comes first: nobody else writes into the workdir from here on.
-            guard = Guard(settings.workdir, run.mesh, settings.limits.host_memory_limit)
+            guard = Guard(settings.workdir, run.mesh, settings.host_memory_limit)
             exits.callback(guard.close)
             # Data on a bucket may hang, so the watchdog looks on while they are opened.
             exits.enter_context(run.watched())
@@ -136,7 +136,7 @@ class Trainer:
         run, plan, saver = self.run, self.plan, self.saver
         weights = None if newest else check_start(run, saver.abstract)
         self._introduce()
-        self.log.describe(plan.recipe, saver.abstract.params, run.mesh, plan.eval_every.next_after)
+        self.log.describe(plan, saver.abstract.params, run.mesh)
         start, begun = describe_start(newest, run.mesh), time.monotonic()
         compiled = self._compile()
         saver.add_start({**start, "compile_seconds": round(time.monotonic() - begun, 1)})
@@ -153,7 +153,7 @@ class Trainer:
     def train(self, compiled: Compiled, start: Position) -> Position:
         """Trains, reports, saves and evaluates until the last step, or until the run is to stop."""
         run, plan, saver, evaluator = self.run, self.plan, self.saver, self.evaluator
-        (step, state, totals), total = start, plan.recipe.total_steps
+        (step, state, totals), total = start, plan.total_steps
         shard = jax.process_index(), jax.process_count()
         batches = run.benchmark.train_batches(run.settings.train_batch_size, *shard, step)
         feed = Feed(batches, run.mesh)
@@ -217,10 +217,12 @@ class Trainer:
     def _introduce(self) -> None:
         """Says what will be trained, and writes the config."""
         run, plan, say = self.run, self.plan, self.reporter.say
-        total, size = plan.recipe.total_steps, run.settings.train_batch_size
-        params = run.programs.abstract_state(plan.recipe).params
+        total, size = plan.total_steps, run.settings.train_batch_size
+        params = run.programs.abstract_state(plan).params
         say(f"{run.title}: {self.reporter.overview(params)} (table in parameters.txt)")
-        sizes = jax.tree.map(lambda x, frozen: frozen * x.size, params, plan.recipe.frozen(params))
+        sizes = jax.tree.map(
+            lambda x, frozen: frozen * x.size, params, plan.step_settings.frozen(params)
+        )
         if frozen := sum(jax.tree.leaves(sizes)):
             say(f"frozen: {frozen:,} of these parameters never change")
         for note in notes_of(plan):
@@ -235,17 +237,17 @@ class Trainer:
         watchdog.doing("compiling")
         self.reporter.say("compiling ...")
         self.reporter.prepare()
-        programs, recipe, saver = self.run.programs, self.plan.recipe, self.saver
+        programs, plan, saver = self.run.programs, self.plan, self.saver
         state, totals = saver.abstract, saver.abstract_totals
         with compiler.watched(self.reporter.say):
-            train = CompiledStep(programs.lower_train(recipe, state, totals))
-            train = functools.partial(train, programs.seed(recipe))
+            train = CompiledStep(programs.lower_train(plan, state, totals))
+            train = functools.partial(train, programs.seed())
             zeros = programs.zeros(totals)
-            jax.jit(recipe.learning_rate)(0)  # the reports', one program instead of ten
+            jax.jit(plan.learning_rate)(0)  # the reports', one program instead of ten
             predict = CompiledStep(programs.lower_predict(state)) if self.evaluating else None
             check = None
             if self.run.settings.check_devices_every:
-                check = DeviceCheck(self.run, recipe, saver.checkpoints, state)
+                check = DeviceCheck(self.run, saver.checkpoints, state)
         return Compiled(train, zeros, predict, check)
 
     def _stop(self, reason: BaseException) -> None:

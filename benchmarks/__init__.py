@@ -3,7 +3,7 @@
 A benchmark is a package with a function `make`: `benchmarks/<name>`, or, beside others that share
 code with it, `benchmarks/<family>/<name>`. It may also live outside this repository, in a folder
 `benchmarks/<name>` on PYTHONPATH; where both have a benchmark of a name, this repository's counts.
-`settle_config` gives the config of a run the keys of another model, whose weights the run uses.
+`adopted_values` are what the config of a run takes from the model whose weights the run uses.
 """
 
 import importlib
@@ -97,73 +97,67 @@ def restored_config(manifest: Mapping[str, Any]) -> dict[str, Any]:
         raise CheckpointError(f"the checkpoint's manifest is damaged: {error!r}") from error
 
 
-def settle_config(
-    config: Any,
-    source: Mapping[str, Any] | str,
-    fixed: Collection[str],
-    whole: bool,
-    has_recipe: bool = True,
-) -> list[str]:
-    """Gives the config the keys of another model, whose weights the run uses.
+def adopted_values(
+    config: Any, source: Mapping[str, Any] | str, given: Collection[str], whole: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """The values of the config that a run takes from the model whose weights it uses.
 
-    `benchmarks.base.Model` says which keys these are.
+    `benchmarks.base.Model` says which keys such a model decides.
 
     Args:
-      config: changed in place.
+      config: the run's configuration, which stays as it is.
       source: the manifest of a checkpoint, or a file that `common.foreign.find` returned.
-      fixed: keys that the user has given, which stay.
+      given: keys that the user has given, whose values stay.
       whole: whether the model is used unchanged.
-      has_recipe: whether the user has given a recipe, whose keys may differ.
 
     Returns:
-      One line for each key of the recipe that has changed, and the notes about foreign weights.
+      (the values that differ from the config's, remarks about weights of another library).
 
     Raises:
       ConfigError: the benchmark is unknown, or it cannot begin with this model.
       DataError: the foreign weights cannot be used.
     """
-    own, foreign_notes, values = model(config.benchmark), [], {}
-    is_own = True
-    if isinstance(source, str):
-        values, foreign_notes, is_own = _foreign_values(own, config, source)
-    elif source["benchmark"] in (config.benchmark, *own.follows):
-        stored = source["config"]
-        values = restored_config(source)
-        values |= {key: stored[key] for key in own.whole_keys if key in stored}
-        is_own = source["benchmark"] == config.benchmark
-    body_keys = own.body_keys
-    if not is_own:
-        followed = own.follow(config, values)
-        values, body_keys = {**values, **followed}, tuple(followed)
-    keys = (*own.keys, *body_keys, *(own.whole_keys if whole else ()))
-    notes = []
-    for key in keys:
-        if key not in values or key in fixed:
-            continue
-        value, before = values[key], config.get(key)
-        value = tuple(value) if isinstance(value, list) else value  # JSON has no tuples
-        if value != before:
-            instead = f" instead of {before!r}" if key in config else ""
-            notes.append(f"config.{key}={value!r}{instead}, as the weights want it")
-            with config.unlocked():
-                config[key] = value
-    notes = notes if has_recipe else []
-    return notes + [note for note, key in foreign_notes if key not in fixed]
+    own = model(config.benchmark)
+    read = _read_file if isinstance(source, str) else _read_manifest
+    name, values, remarks = read(config, own, source)
+    decided = own.keys + own.body_keys
+    if name != config.benchmark:  # such as a ResNet, with which a detector begins
+        body = own.follow(config, values)
+        values, decided = {**values, **body}, own.keys + tuple(body)
+    if whole:
+        decided += own.whole_keys
+    adopted = {}
+    for key in decided:
+        if key in values and key not in given:
+            value = values[key]
+            value = tuple(value) if isinstance(value, list) else value  # JSON has no tuples
+            if value != config.get(key):
+                adopted[key] = value
+    return adopted, [line for line, key in remarks if key not in given]
 
 
-def _foreign_values(
-    own: Model, config: Any, file: str
-) -> tuple[Mapping[str, Any], list[tuple[str, str]], bool]:
-    """(values, notes, whether the model is the benchmark's) of another library's weights.
+# (the benchmark whose model it is, values of its config, [(remark, the key it is about or "")]).
+_Described = tuple[str, Mapping[str, Any], list[tuple[str, str]]]
 
-    A model that is not the benchmark's is one of those in `own.follows`.
-    """
-    if found := own.foreign_settings(file):
-        return *found, True
+
+def _read_manifest(config: Any, own: Model, manifest: Any) -> _Described:
+    """What a checkpoint's manifest says; nothing if `own` cannot begin with its model."""
+    name, stored = manifest["benchmark"], manifest["config"]
+    if name not in (config.benchmark, *own.follows):
+        return config.benchmark, {}, []
+    # A run that uses the model unchanged lets its data decide again what they have decided.
+    undecided = {key: stored[key] for key in own.whole_keys if key in stored}
+    return name, {**restored_config(manifest), **undecided}, []
+
+
+def _read_file(config: Any, own: Model, file: Any) -> _Described:
+    """What another library's weights say, of the benchmark or of one that it follows."""
+    if described := own.foreign_settings(file):
+        return config.benchmark, *described
     for name in own.follows:
-        if found := model(name).foreign_settings(file):
-            values, notes = found
-            return values, [(line, key) for line, key in notes if not key or key in config], False
+        if described := model(name).foreign_settings(file):
+            values, remarks = described
+            return name, values, [(line, key) for line, key in remarks if not key or key in config]
     raise ConfigError(
         f"config.init_from={config.init_from}: {foreign.describe(file)}, with which the benchmark "
         f"{config.benchmark} cannot begin; give the workdir of a run of this benchmark"

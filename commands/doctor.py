@@ -87,7 +87,7 @@ class Case:
     @functools.cached_property
     def state(self) -> TrainState:
         """The shapes of the initial state."""
-        return self.programs.abstract_state(self.plan.recipe)
+        return self.programs.abstract_state(self.plan)
 
     @property
     def resumes(self) -> bool:
@@ -208,7 +208,7 @@ def _plan(case: Case) -> Iterator[Finding]:
     """Makes the plan, which the start of a run makes and checks with the same functions."""
     plan, programs = case.plan, case.programs
     check_plan(programs, plan, case.state, True)
-    total, size = plan.recipe.total_steps, case.settings.train_batch_size
+    total, size = plan.total_steps, case.settings.train_batch_size
     if plan.num_examples > 1:
         unit, epochs = programs.benchmark.unit, total * size / plan.num_examples
         yield Finding("ok", f"{total:,} steps of {size:,} {unit} = {epochs:.2f} epochs")
@@ -289,7 +289,7 @@ def _hosts(case: Case) -> Iterator[Finding]:
     if case.hosts:
         group, facts = case.hosts
         try:
-            processes.join(group, facts, _HOSTS_WAIT, case.settings.limits.host_silence_seconds)
+            processes.join(group, facts, _HOSTS_WAIT, case.settings.host_silence_seconds)
         except HostError as error:
             port = group.address.rpartition(":")[2]
             fix = f"start the doctor on all hosts at once, and open tcp:{port} between them"

@@ -30,7 +30,7 @@ def evaluate(settings: Settings, checkpoint: str, watch_seconds: float) -> Score
                 for exhibit in exhibits(run, evaluation):
                     for name, data in exhibit.files.items():
                         run.say(f"wrote {reporter.write(name, data)}")
-                if not watch_seconds or step >= plan.recipe.total_steps:
+                if not watch_seconds or step >= plan.total_steps:
                     return scores
                 restored = examination.restore(step, watch_seconds)
                 started = time.monotonic()

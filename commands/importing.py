@@ -1,15 +1,11 @@
-"""Takes over the keys and weights of other models; --mode=import saves them as a checkpoint.
+"""--mode=import: writes the weights of another library as a checkpoint.
 
 An imported model is a workdir with the checkpoint of step 0, which no training run writes.
 """
 
-from collections.abc import Collection
-from typing import Any
-
 import numpy as np
 from etils import epath
 
-import benchmarks
 from common.errors import CheckpointError, ConfigError
 from engine.checkpoint import model_source
 from engine.checkpoint.manager import Checkpointer
@@ -17,29 +13,6 @@ from engine.checkpoint.manifest import array_differences, describe_arrays
 from engine.plan import Programs, Settings, make_plan
 from engine.run import Run
 from engine.step import model_items, state_of
-
-
-def settle(config: Any, workdir: str, mode: str, fixed: Collection[str]) -> list[str]:
-    """Gives the config the keys of the model whose weights the run uses; returns notes.
-
-    A run that is evaluated, or that began with another model's weights, uses the model of its
-    workdir; other runs use the model in `config.init_from`. The config is changed in place; the
-    `fixed` keys, which the user has given, stay. A mode without a workdir has "".
-    """
-    notes = []
-    imports, evaluates = mode == "import", mode in ("eval", "report")
-    previous = model_source.peek(workdir) if workdir and not imports else None
-    if previous is not None and not previous.get("step") and not evaluates:
-        config.init_from = f"{workdir}/checkpoints/0"
-        notes.append("the workdir holds an imported model, with whose weights the run begins")
-    begins = config.init_from or (previous and previous["config"].get("init_from"))
-    if previous is not None and (evaluates or begins):
-        return notes + benchmarks.settle_config(config, previous, fixed, whole=evaluates)
-    if not config.init_from:
-        return notes
-    path, file = model_source.find(config.init_from, "--config.init_from")
-    model = file or (None if imports else model_source.peek(path))
-    return notes + (benchmarks.settle_config(config, model, fixed, imports) if model else [])
 
 
 def run(settings: Settings) -> None:
@@ -63,9 +36,9 @@ def run(settings: Settings) -> None:
             problem = ": there is no such file or folder"
         raise ConfigError(f"config.init_from={path!r}{problem}")
     num_examples = benchmark.nominal_examples("train") or benchmark.num_examples("train")
-    recipe = make_plan(settings, benchmark, num_examples).recipe
-    state = state_of(imported.params, imported.model_state, recipe)
-    wanted = programs.abstract_state(recipe)
+    plan = make_plan(settings, benchmark, num_examples)
+    state = state_of(imported.params, imported.model_state, plan.step_settings)
+    wanted = programs.abstract_state(plan)
     items = (describe_arrays(model_items(s)) for s in (state, wanted))
     if lines := list(array_differences(*items)):  # the classifier is missing
         raise CheckpointError(

@@ -163,8 +163,8 @@ def _say(text: str) -> None:
 
 def lower_train(programs: Programs, plan: Plan) -> list[Any]:
     """The train step of a run, lowered for each shape of its batches."""
-    state = programs.abstract_state(plan.recipe)
-    return programs.lower_train(plan.recipe, state, programs.abstract_totals(state))
+    state = programs.abstract_state(plan)
+    return programs.lower_train(plan, state, programs.abstract_totals(state))
 
 
 def work(connection: Connection, lower: Callable[..., list[Any]] = lower_train) -> None:
@@ -202,14 +202,14 @@ def compiled(
         plan = make_plan(settings, benchmark, examples)
         is_sure = bool(benchmark.declared_examples("train"))
         checked = plan if is_sure else dataclasses.replace(plan, num_examples=1)
-        check_plan(programs, checked, programs.abstract_state(plan.recipe), True)
+        check_plan(programs, checked, programs.abstract_state(plan), True)
         job = _job(programs, plan)
         for step in steps:
             say(f"compiling the {step} step")
             if step == "train":
                 lowered, stages = lower(programs, plan), benchmark.stages()
             else:
-                lowered, stages = programs.lower_predict(programs.abstract_state(plan.recipe)), ()
+                lowered, stages = programs.lower_predict(programs.abstract_state(plan)), ()
             parts = [_program(program, outcome.topology.chip) for _, program in lowered]
             done[step] = estimates.combine(parts, [stage.steps for stage in stages])
             if stages:
@@ -253,7 +253,7 @@ def _job(programs: Programs, plan: Plan) -> Job:
         eval_batch=settings.eval_batch_size,
         examples=plan.num_examples,
         eval_examples=benchmark.nominal_examples("eval") or benchmark.num_examples("eval"),
-        steps=plan.recipe.total_steps,
+        steps=plan.total_steps,
         evaluations=plan.evaluations,
         forward_flops=_forward_flops(benchmark),
         input_rates=benchmark.input_rates(),

@@ -43,13 +43,13 @@ def read_config(settings: type[T], config: Any, prefix: str = "config.") -> T:
     hints = get_type_hints(settings, include_extras=True)
     values = {}
     for field in dataclasses.fields(settings):  # type: ignore[arg-type] (T is a dataclass)
-        kind, name = hints[field.name], field.name
-        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        hint, name = hints[field.name], field.name
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
             nested = name in config and hasattr(config[name], "items")
             inside = (config[name], f"{prefix}{name}.") if nested else (config, prefix)
-            values[name] = read_config(kind, *inside)
+            values[name] = read_config(hint, *inside)
         elif name in config:
-            values[name] = check(f"{prefix}{name}", config[name], kind)
+            values[name] = check(f"{prefix}{name}", config[name], hint)
         elif field.default is dataclasses.MISSING:
             raise ConfigError(
                 f"the recipe (or the checkpoint of another version) has no {prefix}{name}; "
@@ -67,34 +67,34 @@ def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     return values
 
 
-def check(name: str, value: Any, kind: Any) -> Any:
-    """Returns a value if it is of a kind such as `int` or `Annotated[float, "[0, 1)"]`.
+def check(name: str, value: Any, hint: Any) -> Any:
+    """Returns a value if it fits a type hint, `int` or `Annotated[float, "[0, 1)"]`.
 
     Otherwise ConfigError names the key, the value and what is accepted.
     """
-    kind, interval = get_args(kind) if get_origin(kind) is Annotated else (kind, "")
-    if get_origin(kind) in (Sequence, tuple):
+    hint, interval = get_args(hint) if get_origin(hint) is Annotated else (hint, "")
+    if get_origin(hint) in (Sequence, tuple):
         if isinstance(value, str) or not isinstance(value, Sequence):
             raise _refusal(name, value, "a list such as (30, 60)")
-        least, most = re.findall("[0-9]+", interval or "[0, 1000]")
-        if not int(least) <= len(value) <= int(most):
-            raise _refusal(name, value, f"a list of {least} to {most} entries")
-        entries = tuple(_check_entry(name, value, entry, get_args(kind)[0]) for entry in value)
+        low, high = re.findall("[0-9]+", interval or "[0, 1000]")
+        if not int(low) <= len(value) <= int(high):
+            raise _refusal(name, value, f"a list of {low} to {high} entries")
+        entries = tuple(_check_entry(name, value, entry, get_args(hint)[0]) for entry in value)
         if "rising" in interval and list(entries) != sorted(set(entries)):
             raise _refusal(name, value, "a list that rises, such as (30, 60)")
         return entries
-    if get_origin(kind) is Literal:
-        if value not in get_args(kind):
-            raise _refusal(name, value, f"one of {', '.join(map(repr, get_args(kind)))}")
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            raise _refusal(name, value, f"one of {', '.join(map(repr, get_args(hint)))}")
         return value
-    if get_origin(kind) in (Union, types.UnionType):
-        kinds = {_plain(each): each for each in get_args(kind)}
-        for plain, each in kinds.items():
+    if get_origin(hint) in (Union, types.UnionType):
+        alternatives = {_plain(each): each for each in get_args(hint)}
+        for plain, each in alternatives.items():
             if _is_of(value, plain):
                 return check(name, value, each)
-        raise _refusal(name, value, " or ".join(_NAMES[plain] for plain in kinds))
-    if not _is_of(value, kind):
-        raise _refusal(name, value, _NAMES[kind])
+        raise _refusal(name, value, " or ".join(_NAMES[plain] for plain in alternatives))
+    if not _is_of(value, hint):
+        raise _refusal(name, value, _NAMES[hint])
     if isinstance(value, str) and value != visible(value):
         raise _refusal(name, value, "text in UTF-8 without control characters")
     if not isinstance(value, bool | str):
@@ -102,34 +102,34 @@ def check(name: str, value: Any, kind: Any) -> Any:
     return value
 
 
-def _check_entry(name: str, entries: Any, entry: Any, kind: Any) -> Any:
+def _check_entry(name: str, entries: Any, entry: Any, hint: Any) -> Any:
     try:
-        return check(name, entry, kind)
+        return check(name, entry, hint)
     except ConfigError as error:
         accepted = str(error).rpartition(": must be ")[2]
         raise _refusal(name, entries, f"a list in which each entry is {accepted}") from error
 
 
-def _plain(kind: Any) -> Any:
-    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+def _plain(hint: Any) -> Any:
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
-def _is_of(value: Any, kind: type) -> bool:
+def _is_of(value: Any, hint: type) -> bool:
     if isinstance(value, bool):  # to Python, True is 1
-        return kind is bool
-    return isinstance(value, int | float if kind is float else kind)
+        return hint is bool
+    return isinstance(value, int | float if hint is float else hint)
 
 
 def _check_range(name: str, value: float, interval: str) -> None:
-    least, most = interval[1:-1].split(", ")
+    low, high = interval[1:-1].split(", ")
     if value != value or (abs(value) == math.inf and "inf" in interval):
         raise _refusal(name, value, "a finite number")
     if 0 < abs(value) < 1e-30:  # 0 in float32, or nearly
         raise _refusal(name, value, "at least 1e-30")
-    if value < float(least) or (value == float(least) and interval[0] == "("):
-        raise _refusal(name, value, f"{'at least' if interval[0] == '[' else 'more than'} {least}")
-    if value > float(most) or (value == float(most) and interval[-1] == ")"):
-        raise _refusal(name, value, f"{'at most' if interval[-1] == ']' else 'less than'} {most}")
+    if value < float(low) or (value == float(low) and interval[0] == "("):
+        raise _refusal(name, value, f"{'at least' if interval[0] == '[' else 'more than'} {low}")
+    if value > float(high) or (value == float(high) and interval[-1] == ")"):
+        raise _refusal(name, value, f"{'at most' if interval[-1] == ']' else 'less than'} {high}")
 
 
 def _refusal(name: str, value: Any, accepted: str) -> ConfigError:

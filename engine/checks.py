@@ -16,7 +16,7 @@ def check_plan(programs: Programs, plan: Plan, state: TrainState, evaluating: bo
     `state` is the plan's initial state, or its shapes. A plan for one example is one whose examples
     nobody could count: its number of steps is not looked at. UserError names the key.
     """
-    settings, total = programs.settings, plan.recipe.total_steps
+    settings, total = programs.settings, plan.total_steps
     is_counted = plan.num_examples > 1
     if settings.profile_steps:
         profiler = Profiler(settings.profile_steps, settings.workdir)
@@ -37,12 +37,12 @@ def check_plan(programs: Programs, plan: Plan, state: TrainState, evaluating: bo
     if settings.patience and is_counted and is_late and not plan.eval_every.by_clock:
         raise ConfigError(_too_late_for_patience(programs, plan))
     if settings.mlperf.format and all((log := mlperf.Follower(programs)).examples.values()):
-        log.facts(plan.recipe, state.params)
+        log.facts(plan, state.params)
 
 
 def _too_late_for_patience(programs: Programs, plan: Plan) -> str:
     """The message of a run whose patience would wait for evaluations that never come."""
-    settings, total = programs.settings, plan.recipe.total_steps
+    settings, total = programs.settings, plan.total_steps
     text = f"config.patience={settings.patience} needs evaluations before the last step, "
     if total == 1:
         return f"{text}and this run has one step: set it to 0, or train longer"
@@ -65,6 +65,6 @@ def check_count(benchmark: Benchmark, count: int) -> None:
 
 def notes_of(plan: Plan) -> Iterator[str]:
     """Sentences about a plan that a user should know before training."""
-    warmup = plan.recipe.learning_rate.warmup_steps
-    if plan.num_examples > 1 and warmup > plan.recipe.total_steps:
+    warmup = plan.learning_rate.warmup_steps
+    if plan.num_examples > 1 and warmup > plan.total_steps:
         yield f"the warm-up of {warmup:,.0f} steps does not end within the run"

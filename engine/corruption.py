@@ -22,7 +22,6 @@ from engine.cluster import watchdog
 from engine.run import Run
 from engine.step import (
     CompiledStep,
-    Recipe,
     TrainState,
     accumulate,
     loss_vjp,
@@ -46,7 +45,7 @@ class DeviceCheck:
     program, the second time on another device.
     """
 
-    def __init__(self, run: Run, recipe: Recipe, checkpoints: Checkpointer, state: TrainState):
+    def __init__(self, run: Run, checkpoints: Checkpointer, state: TrainState):
         """Compiles the programs of the check; `state` are ShapeDtypeStructs."""
         self._run, self._checkpoints = run, checkpoints
         self._every, mesh = run.settings.check_devices_every, run.mesh
@@ -55,9 +54,11 @@ class DeviceCheck:
         self._numbers = jax.make_array_from_callback(
             numbers.shape, sharding.batch_sharding(mesh), lambda index: numbers[index]
         )
-        self._seed = run.programs.seed(recipe)
+        self._seed = run.programs.seed()
         options = compiler.options(mesh, run.benchmark.larger_windows)
-        shares = make_share_checksums(run.benchmark.loss, mesh, recipe.accumulation, options)
+        shares = make_share_checksums(
+            run.benchmark.loss, mesh, run.settings.gradient_accumulation_steps, options
+        )
         first = (self._seed, state.step, self._numbers, state.params, state.model_state)
         batches = run.programs.batch_specs("train")
         self._share_checksums = CompiledStep(step.lower(shares, first, batches))

@@ -195,7 +195,7 @@ def examining(settings: Settings, checkpoint: str, wait: float = 0.0) -> Iterato
         data = [run.benchmark.identity("eval")]
         resuming.compare_data(run.programs, run.say, then, source, data)
         plan = make_plan(settings, run.benchmark, then["num_train_examples"])
-        abstract = run.programs.abstract_state(plan.recipe)
+        abstract = run.programs.abstract_state(plan)
         with compiler.watched(run.say):
             predict = CompiledStep(run.programs.lower_predict(abstract))
         processes.barrier("waiting for the other hosts to compile")

@@ -8,7 +8,6 @@ import os
 import re
 import uuid
 from collections.abc import Callable
-from typing import Any
 
 from etils import epath
 
@@ -29,6 +28,7 @@ class Keys:
     data_env: str
     init_from: str
     init_env: str
+    data_fallback: str = ""  # where the data are if nothing else says it
 
 
 def workdir(flag: str | None, say: Callable[[str], None]) -> str:
@@ -44,7 +44,7 @@ def workdir(flag: str | None, say: Callable[[str], None]) -> str:
     raise ConfigError("where should results go? Give --workdir=DIR or set TPU_MODEL_DIR")
 
 
-def data_dir(config: Any, say: Callable[[str], None]) -> str:
+def data_dir(config: Keys, say: Callable[[str], None]) -> str:
     """The folder of the data: the config, else the environment, else the recipe's fallback."""
     if config.data_dir:
         say(f"data: {config.data_dir} (from --config.data_dir or the recipe)")
@@ -56,8 +56,7 @@ def data_dir(config: Any, say: Callable[[str], None]) -> str:
     if staged != "/input_data" and epath.Path(staged).exists():
         say(f"data: {staged} (from $TPU_MODEL_DIR)")
         return staged
-    fallback = config.get("data_fallback")
-    if not fallback:
+    if not (fallback := config.data_fallback):
         variable = f" or set {config.data_env}" if config.data_env else ""
         raise ConfigError(f"where are the data? Give --config.data_dir=DIR{variable}")
     say(

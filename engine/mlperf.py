@@ -17,7 +17,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -29,20 +29,17 @@ from benchmarks import mlperf as rules
 from common.errors import ConfigError, one_line
 from engine import sharding
 from engine.cluster import processes
-from engine.plan import Programs, make_plan, read_settings
+from engine.plan import Plan, Programs, make_plan, read_settings
 from engine.run import Run
-from engine.step import Recipe
 
 LOG = "mlperf.log"  # in the workdir
-# Maps a step to the step of the next evaluation; None if that depends on the time.
-NextEval = Callable[[int], int | None]
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class Log:
     """The log of a run without MLPerf: its methods write nothing."""
 
-    def describe(self, recipe: Recipe, params: Any, mesh: Mesh, next_eval: NextEval) -> None:
+    def describe(self, plan: Plan, params: Any, mesh: Mesh) -> None:
         """Logs the run's settings before anything is compiled; `params` may be their shapes."""
 
     def run_starts(self) -> None:
@@ -66,9 +63,9 @@ def declare_examples(run: Run, evaluating: bool) -> Run:
     """
     check_run(run.programs, evaluating)
     log, settings = Follower(run.programs), run.settings
-    recipe = make_plan(settings, run.benchmark, log.examples["train"] or 1).recipe
+    plan = make_plan(settings, run.benchmark, log.examples["train"] or 1)
     if all(log.examples.values()):  # forbidden values are found before it reads the data
-        log.facts(recipe, run.programs.abstract_state(recipe).params)
+        log.facts(plan, run.programs.abstract_state(plan).params)
     run.count_examples(evaluating)
     programs = declared(run.programs, f"{settings.workdir}/data_index")
     return dataclasses.replace(run, settings=programs.settings, programs=programs)
@@ -134,14 +131,14 @@ class Follower(Log):
         self.examples = {split: count(split) for split in ("train", "eval")}
         self._cleared = False
 
-    def facts(self, recipe: Recipe, params: Any) -> rules.Facts:
+    def facts(self, plan: Plan, params: Any) -> rules.Facts:
         """What the log says about the benchmark; raises ConfigError if the rules forbid a value."""
         described = rules.Run(
             form=self._keys.format,
             recipe=self._settings.config,
             examples=self.examples,
-            steps=recipe.total_steps,
-            learning_rate=recipe.learning_rate,
+            steps=plan.total_steps,
+            learning_rate=plan.learning_rate,
             norm_examples=self._programs.norm_examples,
             params=params,
         )
@@ -150,7 +147,7 @@ class Follower(Log):
             _check_values(self._entry, self._keys.division, self._settings.train_batch_size, facts)
         return facts
 
-    def describe(self, recipe: Recipe, params: Any, mesh: Mesh, next_eval: NextEval) -> None:
+    def describe(self, plan: Plan, params: Any, mesh: Mesh) -> None:
         if self._keys.clear_caches:
             failed = not clear_caches()
             processes.barrier("waiting for the other hosts to drop their file caches")
@@ -197,16 +194,16 @@ class _Writer(Follower):
         self._logger.addHandler(logging.StreamHandler(self._lines))
         processes.on_failure(self.close)
 
-    def describe(self, recipe: Recipe, params: Any, mesh: Mesh, next_eval: NextEval) -> None:
-        super().describe(recipe, params, mesh, next_eval)
+    def describe(self, plan: Plan, params: Any, mesh: Mesh) -> None:
+        super().describe(plan, params, mesh)
         if self._keys.clear_caches and not self._cleared:
             logging.getLogger("tpu_suite").warning(
                 "WARNING the file caches were not dropped on every host: that needs root or sudo "
                 "-n. The log will say so"
             )
-        self._chips, self._steps = sharding.num_chips(mesh), recipe.total_steps
-        self._next_eval = next_eval
-        facts, batch_size = self.facts(recipe, params), self._settings.train_batch_size
+        self._chips, self._steps = sharding.num_chips(mesh), plan.total_steps
+        self._next_eval = plan.eval_every.next_after
+        facts, batch_size = self.facts(plan, params), self._settings.train_batch_size
         self._epoch = facts.steps_per_epoch or self.examples["train"] / batch_size
         self._header(facts)
         self._flush()

@@ -35,6 +35,13 @@ class Optimizer:
     # The largest norm of the gradient over all trained parameters, before weight decay: a larger
     # gradient is scaled down to this norm. 0 clips nothing.
     gradient_clip_norm: Annotated[float, "[0, 1e30]"]
+    gradient_clip_per_device: bool  # whether the step clips each device's gradient instead
+
+    def __post_init__(self) -> None:
+        if self.gradient_clip_per_device and not self.gradient_clip_norm:
+            raise ConfigError(
+                "config.gradient_clip_per_device=True needs a norm: set config.gradient_clip_norm"
+            )
 
 
 def make(
@@ -62,7 +69,7 @@ def make(
             f"config.decoupled_decay=True: only 'sgd' has it, not {settings.optimizer!r}"
         )
     clip = optax.identity()
-    if settings.gradient_clip_norm:
+    if settings.gradient_clip_norm and not settings.gradient_clip_per_device:
         clip = optax.clip_by_global_norm(settings.gradient_clip_norm)
 
     def trained(params: Any, factors: Any) -> optax.GradientTransformationExtraArgs:
@@ -179,7 +186,6 @@ def lamb(settings: Optimizer, rate: Rate, decayed: Any) -> optax.GradientTransfo
     Biases and the scales of normalisation have no decay and the ratio 1, unlike in `optax.lamb`.
     timm clips the gradient before: its `max_grad_norm` is `gradient_clip_norm`.
     """
-
     decays = optax.add_decayed_weights(settings.weight_decay, mask=decayed)
     adapts = optax.masked(optax.scale_by_trust_ratio(), decayed)
     return optax.chain(

@@ -1,8 +1,8 @@
 """Settings, Plan and Programs of a run, before it is opened.
 
 `read_settings` turns the config into `Settings`. `make_plan` converts their durations to steps and
-makes the recipe of the train step: the `Plan`. `Programs` are the train step, the predict step and
-the initial state of these settings on some devices. Nothing here needs data or a workdir, so that
+makes the optimizer and the learning rate: the `Plan`. `Programs` are the train step, the predict
+step and the initial state on some devices. Nothing here needs data or a workdir, so that
 --mode=preflight plans and compiles what a run does. `engine.run.Run` is the opened run.
 """
 
@@ -26,7 +26,7 @@ from common.trees import Parts, by_name
 from engine import compiler, optim, schedules, sharding, step
 from engine.cadence import Every, to_steps
 from engine.cluster import guard
-from engine.step import Recipe, TrainState
+from engine.step import StepSettings, TrainState
 
 _SEED = jax.ShapeDtypeStruct((), jnp.uint32)
 
@@ -44,15 +44,14 @@ class LogKeys:
 
 
 @dataclasses.dataclass(frozen=True)
-class LoopKeys:
-    """The config's keys that the loop reads; configs/_loop.py says what they mean."""
+class RunKeys:
+    """The keys of the run itself: batches, durations, weights to begin with, reports."""
 
     benchmark: str
     seed: Seed
     train_batch_size: BatchSize
     eval_batch_size: BatchSize
     gradient_accumulation_steps: Annotated[int, "[1, 1e6]"]
-    gradient_clip_per_device: bool
     gradient_precision: Literal["float32", "bfloat16"]
     train_steps: int | str
     moving_average_decay: Decay
@@ -62,8 +61,6 @@ class LoopKeys:
     init_env: str
     init_without: str
     freeze: str
-    optimizer: optim.Optimizer
-    schedule: schedules.Schedule
     steps_per_eval: int | str
     eval_offset: int | str
     stop_at_target: bool
@@ -74,9 +71,13 @@ class LoopKeys:
     profile_steps: str
     tracker: Literal["", "wandb"]
     check_devices_every: Annotated[int, "[0, 1e9]"]
-    limits: guard.Limits
     compilation_cache: str
     mlperf: LogKeys
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopKeys(guard.Limits, schedules.Schedule, optim.Optimizer, RunKeys):
+    """The config's keys that the loop reads; configs/_loop.py says what they mean."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +88,7 @@ class Settings(LoopKeys):
     config: Mapping[str, Any]  # every value, nested: for `config.json` and for checkpoints
     load_benchmark: Callable[[str], Benchmark]  # its argument: a folder for facts about the data
     # {"file": the recipe's file, "changes": {key: [the file's value, this run's]}}, if it is known.
-    origin: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    origin: Mapping[str, Any]
 
     @property
     def lacks_weights(self) -> str:
@@ -100,22 +101,12 @@ class Settings(LoopKeys):
         )
 
 
-def read_settings(
-    config: Any, workdir: str = "", origin: Mapping[str, Any] | None = None
-) -> Settings:
+def read_settings(config: Any, workdir: str = "", origin: Mapping[str, Any] = {}) -> Settings:
     """Reads and checks the config; `origin` says which file it is from, and what was changed."""
     values = keys.read_config(LoopKeys, config)
-    if values.gradient_clip_per_device and not values.optimizer.gradient_clip_norm:
-        raise ConfigError(
-            "config.gradient_clip_per_device=True needs a norm: set config.gradient_clip_norm"
-        )
-    fields = {field.name: getattr(values, field.name) for field in dataclasses.fields(values)}
+    load = functools.partial(benchmarks.load, config)
     return Settings(
-        **fields,
-        workdir=workdir,
-        config=config.to_dict(),
-        load_benchmark=functools.partial(benchmarks.load, config),
-        origin=origin or {},
+        **vars(values), workdir=workdir, config=config.to_dict(), load_benchmark=load, origin=origin
     )
 
 
@@ -132,7 +123,9 @@ class Plan:
     """A run in steps, which follows from its settings and the number of training examples."""
 
     num_examples: int
-    recipe: Recipe
+    total_steps: int
+    learning_rate: schedules.Rate
+    step_settings: StepSettings
     eval_every: Every  # the last step is evaluated in any case
     save_every: Every
     log_every: Every
@@ -141,21 +134,21 @@ class Plan:
 
     def logs(self, step: int) -> bool:
         """Whether an interval of the log ends at a step; the last one always does."""
-        return _is_due(self.log_every, step) or step == self.recipe.total_steps
+        return _is_due(self.log_every, step) or step == self.total_steps
 
     def saves(self, step: int) -> bool:
         """Whether a step is saved; the last one always is."""
-        return _is_due(self.save_every, step) or step == self.recipe.total_steps
+        return _is_due(self.save_every, step) or step == self.total_steps
 
     def evaluates(self, step: int) -> bool:
         """Whether a step is evaluated; the last one always is."""
-        return _is_due(self.eval_every, step) or step == self.recipe.total_steps
+        return _is_due(self.eval_every, step) or step == self.total_steps
 
     @property
     def evaluations(self) -> int:
         """How many evaluations the run has."""
         number, due = 1, self.eval_every.next_after(0)  # the last step's
-        while due is not None and due < self.recipe.total_steps:
+        while due is not None and due < self.total_steps:
             number, due = number + 1, self.eval_every.next_after(due)
         return number
 
@@ -163,8 +156,8 @@ class Plan:
 def make_plan(settings: Settings, benchmark: Benchmark, num_examples: int) -> Plan:
     """Converts durations to steps, for so many training examples; tells the benchmark how many.
 
-    ConfigError if a duration, schedule or optimizer cannot work. The recipe's functions of
-    parameters raise it for parts that the model lacks.
+    ConfigError if a duration, schedule or optimizer cannot work. The step's functions
+    of parameters raise it for parts that the model lacks.
     """
     sizes: Any = {"batch_size": settings.train_batch_size, "num_examples": num_examples}
 
@@ -182,11 +175,7 @@ def make_plan(settings: Settings, benchmark: Benchmark, num_examples: int) -> Pl
             "average would stay at the initial weights: give at most that many"
         )
     benchmark.planned(total)
-    rate = schedules.make(settings.schedule, train_steps=total, **sizes)
-    clip = settings.optimizer.gradient_clip_norm if settings.gradient_clip_per_device else 0.0
-    optimizer = settings.optimizer
-    if clip:  # each device clips its own gradient instead
-        optimizer = dataclasses.replace(optimizer, gradient_clip_norm=0.0)
+    rate = schedules.make(settings, train_steps=total, **sizes)
 
     # The parameters that config keys name.
     texts = {"freeze": settings.freeze, "init_without": settings.init_without}
@@ -205,19 +194,16 @@ def make_plan(settings: Settings, benchmark: Benchmark, num_examples: int) -> Pl
 
         return tree
 
-    recipe = Recipe(
-        seed=settings.seed,
-        total_steps=total,
-        learning_rate=rate,
-        optimizer=optim.make(optimizer, rate, of_group("decayed"), of_group("rate")),
+    step_settings = StepSettings(
+        optimizer=optim.make(settings, rate, of_group("decayed"), of_group("rate")),
         accumulation=settings.gradient_accumulation_steps,
         ema_decay=settings.moving_average_decay,
-        device_clip=clip,
+        device_clip=settings.gradient_clip_norm if settings.gradient_clip_per_device else 0.0,
         sum_dtype=jnp.bfloat16 if settings.gradient_precision == "bfloat16" else None,
         ema_every=settings.moving_average_every,
         frozen=lambda params: jax.tree.map(lambda rate: rate == 0, of_group("rate")(params)),
     )
-    return Plan(num_examples, recipe, eval_every, save_every, log_every)
+    return Plan(num_examples, total, rate, step_settings, eval_every, save_every, log_every)
 
 
 def _group(benchmark: Benchmark, path: Any, frozen: Container[str]) -> base.Group:
@@ -226,8 +212,8 @@ def _group(benchmark: Benchmark, path: Any, frozen: Container[str]) -> base.Grou
         return base.Group(rate=0.0)
     label = benchmark.label(name)
     if label not in benchmark.groups:
-        known = ", ".join(map(repr, benchmark.groups))
-        raise ConfigError(f"{name} has the label {label!r}, but the benchmark's groups are {known}")
+        names = ", ".join(map(repr, benchmark.groups))
+        raise ConfigError(f"{name} has the label {label!r}, but the benchmark's groups are {names}")
     return benchmark.groups[label]
 
 
@@ -289,23 +275,23 @@ class Programs:
         specs = self.benchmark.batch_spec(split, getattr(self.settings, f"{split}_batch_size"))
         return tuple(sharding.abstract(spec, sharding.batch_sharding(self.mesh)) for spec in specs)
 
-    def abstract_state(self, recipe: Recipe) -> TrainState:
+    def abstract_state(self, plan: Plan) -> TrainState:
         """The state as ShapeDtypeStructs, replicated."""
-        shapes = _initial(self.benchmark.init, recipe, self.mesh).eval_shape(_SEED)
+        shapes = _initial(self.benchmark.init, plan.step_settings, self.mesh).eval_shape(_SEED)
         return sharding.abstract(shapes, sharding.replicated(self.mesh))
 
     def abstract_totals(self, state: TrainState) -> Any:
         """The totals of the train step as ShapeDtypeStructs, replicated."""
         return step.totals_spec(self.benchmark.loss, self.mesh, state, self.batch_specs("train")[0])
 
-    def initial_state(self, recipe: Recipe) -> TrainState:
+    def initial_state(self, plan: Plan) -> TrainState:
         """The state before the first step, on the devices."""
-        make = _initial(self.benchmark.init, recipe, self.mesh)
-        return make(self.seed(recipe))
+        make = _initial(self.benchmark.init, plan.step_settings, self.mesh)
+        return make(self.seed())
 
-    def seed(self, recipe: Recipe) -> jax.Array:
+    def seed(self) -> jax.Array:
         """The seed u32[] on all devices, for the train step."""
-        value = np.uint32(recipe.seed)
+        value = np.uint32(self.settings.seed)
         return jax.make_array_from_callback((), sharding.replicated(self.mesh), lambda _: value)
 
     def zeros(self, totals: Any) -> Callable[[], Any]:
@@ -315,10 +301,12 @@ class Programs:
             out_shardings=sharding.replicated(self.mesh),
         )
 
-    def lower_train(self, recipe: Recipe, state: TrainState, totals: Any) -> list[Any]:
+    def lower_train(self, plan: Plan, state: TrainState, totals: Any) -> list[Any]:
         """The train step, lowered for each shape of its batches; `totals` are `abstract_totals`."""
         options = compiler.options(self.mesh, self.benchmark.larger_windows)
-        train_step = step.make_train_step(self.benchmark.loss, self.mesh, recipe, options)
+        train_step = step.make_train_step(
+            self.benchmark.loss, self.mesh, plan.step_settings, options
+        )
         seed = sharding.abstract(_SEED, sharding.replicated(self.mesh))
         arguments = seed, state, totals
         return step.lower(train_step, arguments, self.batch_specs("train"))
@@ -331,9 +319,9 @@ class Programs:
 
 
 @functools.lru_cache(1)
-def _initial(init: Callable[..., Any], recipe: Recipe, mesh: Mesh) -> Any:
+def _initial(init: Callable[..., Any], settings: StepSettings, mesh: Mesh) -> Any:
     """The jitted function from a seed to the initial state, so that it is traced once."""
-    make = functools.partial(step.init_state, init, recipe)
+    make = functools.partial(step.init_state, init, settings)
     options = compiler.options(mesh, runs_once=True)
     return jax.jit(make, out_shardings=sharding.replicated(mesh), compiler_options=options)
 

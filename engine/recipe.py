@@ -1,14 +1,19 @@
 """Loads recipes, the files of --config, and explains mistakes in them and in their use."""
 
+import dataclasses
 import difflib
 import inspect
 import itertools
 import os
 import re
 import runpy
+import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
 
 from common import keys
 from common.errors import ConfigError, one_line
@@ -18,9 +23,47 @@ _REFUSED = rf"{_UNKNOWN}|--(\w+) goes with"
 _FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "configs")
 
 
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """The recipe of --config, with the values of the command line."""
+
+    file: str  # the value of --config
+    config: ConfigDict  # locked
+    own: Mapping[str, Any]  # the values of the file alone, by flat key
+    given: Collection[str]  # the keys to which the command line gives values
+
+
+class Flag:
+    """The flag --config=FILE, whose file runs once, with the flags --config.KEY=VALUE."""
+
+    own: Mapping[str, Any] = {}  # as in `Recipe`, from the loading of the file on
+
+    def __init__(self, help_string: str):
+        config_flags.DEFINE_config_file("config", None, help_string)
+        flags.FLAGS["config"].parser.parse = self._load  # instead of ml_collections' loader
+
+    def _load(self, file: str) -> ConfigDict:
+        config = load(file)
+        self.own = keys.flat(config)
+        check_keys(sys.argv, file, self.own)
+        return config.lock()
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """The recipe, after the command line is parsed; None without --config."""
+        flag: Any = flags.FLAGS["config"]
+        if flag.value is None:
+            return None
+        return Recipe(flag.config_filename, flag.value, self.own, flag.override_values)
+
+
 def load(file: str) -> Any:
     """The config of a recipe; `file` is the value of --config: PATH, or PATH:NAME of several."""
     path, _, name = file.partition(":")
+    if not os.path.isfile(path):
+        recipes = sorted(p for p in os.listdir(_FOLDER) if p.endswith(".py") and p[0] != "_")
+        names = ", ".join(recipes)
+        raise ConfigError(f"--config={file}: there is no such file; configs/ has {names}")
     try:
         get_config = runpy.run_path(path).get("get_config")
         if get_config is None:
@@ -36,19 +79,13 @@ def load(file: str) -> Any:
         if (text := one_line(error)).startswith("--config="):  # the recipe's own refusal
             raise ConfigError(text) from error
         frames = traceback.extract_tb(error.__traceback__)
-        line = [frame.lineno for frame in frames if frame.filename == path][-1]
-        raise ConfigError(f"{path}, line {line}: {type(error).__name__}: {text}") from error
-    if not hasattr(config, "items"):
-        kind = type(config).__name__
-        raise ConfigError(f"{path}: get_config() returns {kind!r}, not a ConfigDict")
+        lines = [f", line {frame.lineno}" for frame in frames if frame.filename == path]
+        where = "".join([path, *lines[-1:]])  # without a line where get_config() needs a name
+        raise ConfigError(f"{where}: {type(error).__name__}: {text}") from error
+    if not isinstance(config, ConfigDict):
+        name = type(config).__name__
+        raise ConfigError(f"{path}: get_config() returns {name!r}, not a ConfigDict")
     return config
-
-
-def origin(file: str, config: Any) -> dict[str, Any]:
-    """Where a config is from: {"file": `file`, "changes": {key: [the file's value, this one]}}."""
-    before, after = keys.flat(load(file)), keys.flat(config)
-    changed = [key for key in after if before.get(key) != after[key]]
-    return {"file": file, "changes": {key: [before.get(key), after[key]] for key in changed}}
 
 
 def check_command(argv: Sequence[str]) -> None:
@@ -61,42 +98,24 @@ def check_command(argv: Sequence[str]) -> None:
         raise ConfigError(f"--{key}: give the recipe before its keys, --config=FILE --{key}=VALUE")
 
 
-def _file(argv: Sequence[str]) -> str:
-    """The value of --config=FILE or --config FILE; "" without one."""
-    for word, after in itertools.zip_longest(argv, argv[1:]):
-        flag, sign, value = word.partition("=")
-        if flag in ("--config", "-config"):
-            return value if sign else after or ""
-    return ""
+def check_keys(argv: Sequence[str], file: str, own: Collection[str]) -> None:
+    """Raises ConfigError if a command line has --config.KEY=VALUE for a key not in `own`."""
+    for word in argv:
+        key = word.split("=")[0].removeprefix("--config.")
+        if word.startswith("--config.") and key not in own:
+            near = difflib.get_close_matches(key, own, 1)
+            others = f"did you mean {near[0]}?" if near else f"it has: {', '.join(own)}"
+            raise ConfigError(f"{file.partition(':')[0]} has no key {key!r}; {others}")
 
 
 def explain(
-    argv: Sequence[str],
-    error: Exception,
-    hint: Callable[[Sequence[str], str], str] = lambda words, name: "",
+    argv: Sequence[str], error: Exception, own: Collection[str], hint: Callable[..., str]
 ) -> str:
     """What is wrong with a command line, the program and its words, in one line.
 
-    `error` is what parsing it raised. `hint(words, name)` says what to do instead of giving the
-    refused flag `name`; "" if it does not know that flag.
+    `error` is what parsing it raised, and `own` the recipe's keys. `hint(words, name)` says what to
+    do instead of giving the refused flag `name`; "" if it does not know that flag.
     """
-    file = _file(argv)
-    path = file.partition(":")[0]
-    known: list[str] = []
-    if file and not os.path.exists(path):
-        recipes = sorted(p for p in os.listdir(_FOLDER) if p.endswith(".py") and p[0] != "_")
-        return f"--config={file}: there is no such file; configs/ has {', '.join(recipes)}"
-    if os.path.isfile(path):
-        try:
-            known = list(keys.flat(load(file)))
-        except ConfigError as mistake:
-            return str(mistake)
-        for word in argv:
-            key = word.split("=")[0].removeprefix("--config.")
-            if word.startswith("--config.") and key not in known:
-                near = difflib.get_close_matches(key, known, 1)
-                others = f"did you mean {near[0]}?" if near else f"it has: {', '.join(known)}"
-                return f"{path} has no key {key!r}; {others}"
     text = " ".join(str(error).split())
     # With --mode an unknown flag may be this program's own, of another mode.
     is_ours = any(word.startswith("--mode") for word in argv)
@@ -104,6 +123,6 @@ def explain(
         name = next(filter(None, refused.groups()))
         if answer := hint(argv[1:], name):
             return answer
-        if name in known:
+        if name in own:
             return f"--{name} is a key of the recipe: give --config.{name}=VALUE"
     return text

@@ -107,7 +107,7 @@ class Run:
             processes.fail(reason, preemption.answer().code if preemption.requested() else RESTART)
 
         dog = watchdog.Watchdog(
-            self.settings.limits.watchdog_seconds,
+            self.settings.watchdog_seconds,
             self.log.note,
             leave=leave,
             others=processes.others,
@@ -158,10 +158,10 @@ def first_state(run: Run, plan: Plan, weights: Weights | None = None) -> tuple[T
     With `config.init_from` it has the `weights` that `check_start` returned; without them, it reads
     them.
     """
-    state = run.programs.initial_state(plan.recipe)
+    state = run.programs.initial_state(plan)
     if run.settings.init_from:
         weights = weights or resuming.read_weights(run.programs, state)[0]
-        state = resuming.adopt_weights(run.programs, run.say, plan.recipe, state, weights)
+        state = resuming.adopt_weights(run.programs, run.say, plan.step_settings, state, weights)
         return state, weights.source
     if note := run.settings.lacks_weights:
         run.say(f"NOTE {note}")

@@ -17,8 +17,6 @@ from common.errors import ConfigError
 from common.keys import Count, NotNegative, Positive
 from engine.cadence import list_to_steps, to_steps
 
-# Step (an int or i32[], traced or not) -> rate f32[].
-LearningRate = Callable[[jax.typing.ArrayLike], jax.Array]
 _LONGEST_WARMUP = 1_000_000  # steps; a trial of few steps may end long before its warm-up does
 
 
@@ -55,7 +53,7 @@ class Schedule:
 
 @dataclasses.dataclass(frozen=True)
 class Rate:
-    """The learning rate of one run: a `LearningRate` and the numbers that define it."""
+    """The learning rate of one run, step (an int or i32[], traced or not) -> rate f32[]."""
 
     schedule: Callable[..., Any]  # computes the rate of a step, in any float type
     peak: float  # the highest rate

@@ -19,7 +19,7 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from common.errors import DataError
-from engine import compiler, schedules, sharding
+from engine import compiler, sharding
 
 _shard_map = functools.partial(jax.shard_map, check_vma=False)
 
@@ -35,12 +35,9 @@ class TrainState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Recipe:
-    """The part of a config that shapes the train step, with durations in steps."""
+class StepSettings:
+    """The settings that shape the train step, with durations in steps."""
 
-    seed: int  # seed of the initial weights and of the randomness in the loss
-    total_steps: int  # steps of the complete run
-    learning_rate: schedules.Rate
     optimizer: optax.GradientTransformation  # of the trainable parameters
     accumulation: int  # micro-batches per step
     ema_decay: float  # decay of the average of the weights per update; 0 keeps no average
@@ -50,21 +47,21 @@ class Recipe:
     ema_every: int = 1  # steps from one update of the average to the next
 
 
-def init_state(init: Callable[[jax.Array], Any], recipe: Recipe, seed: Any) -> TrainState:
+def init_state(init: Callable[[jax.Array], Any], settings: StepSettings, seed: Any) -> TrainState:
     """Returns the state before the first step; `init(key)` returns (params, model_state).
 
     The seed u32[] is an argument and no constant, so that all seeds share a compiled program.
     """
     params, model_state = init(jax.random.key(seed))
-    return state_of(params, model_state, recipe)
+    return state_of(params, model_state, settings)
 
 
-def state_of(params: Any, model_state: Any, recipe: Recipe) -> TrainState:
+def state_of(params: Any, model_state: Any, settings: StepSettings) -> TrainState:
     """Returns the state before the first step, with these weights."""
     ema = {}
-    if recipe.ema_decay:
+    if settings.ema_decay:
         ema = first_average({"params": params, "model_state": model_state})
-    return TrainState(jnp.int32(0), params, model_state, recipe.optimizer.init(params), ema)
+    return TrainState(jnp.int32(0), params, model_state, settings.optimizer.init(params), ema)
 
 
 def model_items(state: TrainState) -> dict[str, Any]:
@@ -231,7 +228,7 @@ def reported_sums(terms: Any, metrics: Any) -> dict[str, Any]:
 def make_train_step(
     loss: Callable[..., Any],
     mesh: Mesh,
-    recipe: Recipe,
+    settings: StepSettings,
     compiler_options: dict[str, str] | None = None,
 ) -> Any:
     """Returns the jitted train step (seed, state, totals, batch) -> (state, totals, loss f32[]).
@@ -241,7 +238,7 @@ def make_train_step(
     The state and the totals are donated.
     """
     gradients_of = make_gradients(
-        loss, mesh, recipe.accumulation, recipe.device_clip, recipe.sum_dtype
+        loss, mesh, settings.accumulation, settings.device_clip, settings.sum_dtype
     )
 
     def step(seed: jax.Array, state: TrainState, totals: Any, batch: Any) -> Any:
@@ -250,23 +247,23 @@ def make_train_step(
         gradients = jax.tree.map(
             lambda g, frozen: jnp.zeros_like(g) if frozen else g,
             gradients,
-            recipe.frozen(gradients),
+            settings.frozen(gradients),
         )
         norm, value = _norm(gradients, mesh), added["loss"][0]
         added = {**added, "gradient_norm": (norm, jnp.float32(1))}
         with jax.named_scope("optimizer"):
-            updates, opt_state = recipe.optimizer.update(gradients, state.opt_state, state.params)
+            updates, opt_state = settings.optimizer.update(gradients, state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)
         ema = state.ema
-        if recipe.ema_decay:
+        if settings.ema_decay:
             with jax.named_scope("average"):
                 newest = {"params": params, "model_state": model_state}
 
                 def average() -> Any:
-                    done = state.step // recipe.ema_every  # updates before this one
-                    return update_average(state.ema, newest, done, recipe.ema_decay)
+                    done = state.step // settings.ema_every  # updates before this one
+                    return update_average(state.ema, newest, done, settings.ema_decay)
 
-                ema = _every(recipe.ema_every, state.step, average, ema)
+                ema = _every(settings.ema_every, state.step, average, ema)
         number = state.step + 1
         bad = jnp.where(jnp.isfinite(value) & jnp.isfinite(norm), 0, number)
         bad = jnp.where(totals["bad_step"] > 0, totals["bad_step"], bad)

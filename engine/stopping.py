@@ -50,12 +50,12 @@ class StoppingRule:
         """Whether nothing is left to do for a run that is at `step`."""
         if self.is_over(step):
             return True
-        done = step >= self._plan.recipe.total_steps
+        done = step >= self._plan.total_steps
         return done and (not self._evaluating or bool(self.scores(step)))
 
     def result(self, step: int) -> str:
         """How the run ended, in words."""
-        total, scores = self._plan.recipe.total_steps, self.scores(step)
+        total, scores = self._plan.total_steps, self.scores(step)
         number = self._reporter.number
         text = f"step {step:,} of {total:,}"
         if step > total:

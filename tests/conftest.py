@@ -252,7 +252,7 @@ def untrained_run(tmp_path_factory, tiny_records):
     settings = read_settings(make_tiny_config(tiny_records, moving_average_decay=0.9), workdir)
     run = Run.open(settings)
     plan = make_plan(settings, run.benchmark, 90)
-    state = run.programs.initial_state(plan.recipe)._replace(step=jnp.int32(4))
+    state = run.programs.initial_state(plan)._replace(step=jnp.int32(4))
     totals = run.programs.zeros(run.programs.abstract_totals(state))()
     checkpoints = Checkpointer(run.checkpoints_dir, keep=1, best=lambda: None)
     checkpoints.save(4, **checkpoint_items(state, totals), facts=run.facts(90))
@@ -275,9 +275,26 @@ def plan_of(config, num_examples):
     return make_plan(settings, settings.load_benchmark(""), num_examples)
 
 
-def make_recipe(config, num_examples):
-    """The recipe of a config for so many training examples."""
-    return plan_of(config, num_examples).recipe
+def resolved(config, workdir="", mode="train_and_eval", given=()):
+    """(the settings of a run, as main.py makes them; its notes)."""
+    from commands import configuration
+    from common import keys
+    from engine.recipe import Recipe
+
+    said: list[str] = []
+    recipe = Recipe("", config.lock(), keys.flat(config), given)
+    settings = configuration.resolve(recipe, mode, str(workdir), said.append)
+    return settings, [line.removeprefix("NOTE ") for line in said if line.startswith("NOTE ")]
+
+
+def adopt_values(config, source, whole=False):
+    """Gives a config the values of another model; returns the changes."""
+    import benchmarks
+
+    values, _ = benchmarks.adopted_values(config, source, (), whole)
+    with config.unlocked():
+        config.update(values)
+    return values
 
 
 def open_run(config, workdir):

@@ -37,8 +37,7 @@ ROWS = {
     "scripts": "main predict train commands engine benchmark seam models input_pipeline common",
 }
 EXCEPTIONS = {  # file: what it may import besides, and why
-    # Asks whether the recipe's benchmark reads a folder of data; explains flags of the tutorial.
-    "main.py": "benchmarks$|resnet_main",
+    "main.py": "resnet_main",  # explains flags of the tutorial
     "predict.py": r"configs\.resnet50|engine\.environment",  # of others' weights; before TensorFlow
     "engine/checkpoint/model_source.py": r"configs\._loop",  # the folder of compiled programs
 }

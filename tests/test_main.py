@@ -1,5 +1,6 @@
 """The command line, as a user types it: in a process of its own."""
 
+import dataclasses
 import importlib
 import inspect
 import json
@@ -18,6 +19,7 @@ import pytest
 import main
 import train
 from commands import MODES
+from common import keys
 from common.errors import UserError
 from engine import locations, recipe
 from engine.plan import read_settings
@@ -113,6 +115,8 @@ def test_every_mode_names_a_function_that_takes_its_flags():
         ("import nosuchmodule", "", ", line 1: ModuleNotFoundError: No module named"),
         ("def get_config():\n    raise RuntimeError('a\\nb')", "", ", line 2: RuntimeError: a"),
         ("def get_config():\n    return 3", "", "get_config() returns 'int', not a ConfigDict"),
+        ("def get_config():\n    return {}", "", "get_config() returns 'dict', not a ConfigDict"),
+        ("def get_config(name):\n    return {}", "", "mine.py: TypeError: get_config() missing 1"),
         ("def get_config():\n    return {}", ":small", "this recipe takes no name; use --config="),
         ("def get_config(name):\n    return {}[name]", ":x", ", line 2: KeyError: 'x'"),
     ],
@@ -120,7 +124,9 @@ def test_every_mode_names_a_function_that_takes_its_flags():
 def test_a_file_that_is_no_recipe(text, argument, message, tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(text)
-    line = recipe.explain(["main.py", f"--config={path}{argument}"], RuntimeError("a\nlong trace"))
+    with pytest.raises(UserError) as caught:
+        recipe.load(f"{path}{argument}")
+    line = str(caught.value)
     assert message in line and str(path) in line and "\n" not in line
 
 
@@ -131,6 +137,17 @@ def test_a_recipe_that_lacks_keys(tmp_path):
         "def get_config():\n    return ml_collections.ConfigDict({'benchmark': 'resnet'})"
     )
     fails_with(run("--workdir=w", config=path), "has no config.seed; configs", "_loop.py")
+
+
+def test_a_recipe_runs_once(tmp_path):
+    """Also where its values, or a mistake in them, are compared with the file's."""
+    path = tmp_path / "mine.py"
+    path.write_text("print('it runs')\nfrom configs.digits import get_config")
+    unknown = run("--workdir=w", config=path, trian_steps=5)
+    fails_with(unknown, "did you mean train_steps")
+    nowhere = run(f"--workdir={tmp_path}/run", config=path, data_dir="/nowhere")
+    fails_with(nowhere, "/nowhere")
+    assert [done.stdout.count("it runs") for done in (unknown, nowhere)] == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -177,7 +194,7 @@ def test_environment_names_the_folders(monkeypatch, tmp_path, capsys):
 
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    config = resnet50.get_config()
+    config = keys.read_config(locations.Keys, resnet50.get_config())
     with pytest.raises(UserError, match="--workdir=DIR"):
         locations.workdir(None, print)
     assert locations.data_dir(config, print) == "gs://cloud-tpu-test-datasets/fake_imagenet"
@@ -194,7 +211,7 @@ def test_environment_names_the_folders(monkeypatch, tmp_path, capsys):
     assert locations.data_dir(config, print) == f"{tmp_path}/input_data"
     monkeypatch.setenv("MLP_PATH_GCS_IMAGENET", "gs://b/imagenet")
     assert locations.data_dir(config, print) == "gs://b/imagenet"
-    config.data_dir = "mine"
+    config = dataclasses.replace(config, data_dir="mine")
     assert locations.data_dir(config, print) == "mine"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from absl import flags
+from ml_collections import config_flags
 
 import main
 import resnet_main
@@ -67,7 +68,7 @@ def settings(arguments):
     """What main.py reads from arguments; refuses what it would refuse."""
     config = resnet50.get_config()
     parser, words = flags.FlagValues(), ["main.py", *arguments]
-    main.config_flags.DEFINE_config_dict("config", config, flag_values=parser, sys_argv=words)
+    config_flags.DEFINE_config_dict("config", config, flag_values=parser, sys_argv=words)
     rest = parser(words, known_only=True)[1:]
     names = [word.lstrip("-").partition("=")[0] for word in rest]
     assert all(name in main.flags.FLAGS for name in names), rest
@@ -83,17 +84,15 @@ def test_no_flag_of_a_source_is_unknown(source):
                 resnet_main.translate([prefix + word])
             continue
         translation = resnet_main.translate([prefix + word])
-        assert translation.rest == []
+        assert translation.others == []
         settings(translation.arguments)
 
 
 @pytest.mark.parametrize("name", [name for name in TYPED if name not in main.flags.FLAGS])
 def test_what_main_answers_to_a_flag_of_the_tutorial(name):
-    line = recipe.explain(
-        ["main.py", "--config=configs/resnet50.py", f"--{TYPED[name]}"],
-        flags.UnrecognizedFlagError(name, "x"),
-        resnet_main.hint,
-    )
+    words = ["main.py", "--config=configs/resnet50.py", f"--{TYPED[name]}"]
+    error = flags.UnrecognizedFlagError(name, "x")
+    line = recipe.explain(words, error, [*resnet50.get_config()], resnet_main.hint)
     assert f"--{name}" in line or name == "config_file"
     assert "docs/resnet_main.md" in line and "\n" not in line
 

@@ -24,7 +24,7 @@ from engine.checkpoint import saving
 from engine.cluster import guard, preemption, processes
 from engine.plan import read_settings
 from engine.report.history import History
-from tests.conftest import make_programs, make_recipe, make_tiny_config
+from tests.conftest import make_programs, make_tiny_config, plan_of
 
 
 def never(code, reason):
@@ -167,7 +167,7 @@ def loop(monkeypatch):
         )
         run = known(settings=known(train_batch_size=1), benchmark=benchmark, mesh=None)
         plan = known(
-            recipe=known(total_steps=7),
+            total_steps=7,
             logs=lambda step: step in (3, 6, 7),
             saves=lambda step: step in (4, 7),
         )
@@ -473,10 +473,10 @@ def test_all_seeds_share_the_compiled_programs(tiny_records):
     texts = []
     for seed in (1, 2):
         config = make_tiny_config(tiny_records, seed=seed)
-        programs, recipe = make_programs(config), make_recipe(config, 90)
-        assert int(programs.seed(recipe)) == recipe.seed == seed
-        state = programs.abstract_state(recipe)
-        ((_, lowered),) = programs.lower_train(recipe, state, programs.abstract_totals(state))
+        programs, plan = make_programs(config), plan_of(config, 90)
+        assert int(programs.seed()) == seed
+        state = programs.abstract_state(plan)
+        ((_, lowered),) = programs.lower_train(plan, state, programs.abstract_totals(state))
         texts.append(lowered.as_text())
     assert texts[0] == texts[1]
 

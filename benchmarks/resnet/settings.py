@@ -18,7 +18,7 @@ from common.errors import ConfigError, DataError
 from common.images.input_spec import parse_spec
 from common.keys import Count, Positive, Seed, Share
 
-# What `benchmarks.settle_config` takes from the model whose weights a run begins with.
+# What `benchmarks.adopted_values` takes from the model whose weights a run begins with.
 MODEL_KEYS = (
     "resnet_depth",
     "num_filters",

@@ -49,7 +49,7 @@ class Record:
         starts = past_starts(manifest)
         benchmark = settings.load_benchmark(f"{workdir}/data_index")
         plan = make_plan(settings, benchmark, manifest["num_train_examples"])
-        return cls(settings, manifest, history, starts, benchmark, plan.recipe.total_steps)
+        return cls(settings, manifest, history, starts, benchmark, plan.total_steps)
 
     @property
     def name(self) -> str:

@@ -127,10 +127,13 @@ def load(
         return Model(source, step, config_of(manifest).lock(), manifest, read)
     config, keys = ml_collections.ConfigDict(recipe), keys or {}
     config.update(keys)
-    for note in benchmarks.settle_config(config, file, keys, whole=True, has_recipe=False):
+    values, remarks = benchmarks.adopted_values(config, file, keys, whole=True)
+    with config.unlocked():
+        config.update(values)
+    for note in remarks:
         say(f"NOTE {note}")
     imported = benchmarks.load(config.lock(), "").uses.read_foreign(file)
-    assert imported is not None  # `settle_config` refuses what the benchmark cannot read
+    assert imported is not None  # `adopted_values` refuses what the benchmark cannot read
     if "head" not in imported.params:
         raise CheckpointError(f"{flag}={path} has no classifier; --config.init_from takes it")
     if checkpoint != "latest":

@@ -26,7 +26,7 @@ from engine.checkpoint.weights import Adoption, Weights, adopt
 from engine.cluster import watchdog
 from engine.plan import Plan, Programs
 from engine.report.writers import Reporter
-from engine.step import Recipe, TrainState
+from engine.step import StepSettings, TrainState
 
 Manifest = Mapping[str, Any]  # what `engine.run.Run.facts` wrote
 Say = Callable[[str], None]  # writes a line for the user
@@ -50,7 +50,7 @@ def read_weights(programs: Programs, state: TrainState) -> tuple[Weights, Adopti
 
 
 def adopt_weights(
-    programs: Programs, say: Say, recipe: Recipe, initial: TrainState, weights: Weights
+    programs: Programs, say: Say, step_settings: StepSettings, initial: TrainState, weights: Weights
 ) -> TrainState:
     """Puts another model's weights into an initial state.
 
@@ -66,7 +66,9 @@ def adopt_weights(
     if settings.mlperf.format and adoption.is_complete:
         check_origin(programs, say, weights, adoption)
     replicated = sharding.replicated(programs.mesh)
-    put = jax.jit(functools.partial(step.state_of, recipe=recipe), out_shardings=replicated)
+    put = jax.jit(
+        functools.partial(step.state_of, settings=step_settings), out_shardings=replicated
+    )
     return put(params, model_state)
 
 

@@ -42,7 +42,7 @@ class Saver:
         self._run, self._plan, self._guard, self._reporter = run, plan, guard, reporter
         self._splits = splits  # the splits whose data the run needs
         self._before: dict[str, Any] = {"data": {}, "accepted_data": []}  # of the newest manifest
-        self.abstract = run.programs.abstract_state(plan.recipe)
+        self.abstract = run.programs.abstract_state(plan)
         self.abstract_totals = run.programs.abstract_totals(self.abstract)
         self.checkpoints = Checkpointer(
             run.checkpoints_dir,
@@ -142,7 +142,7 @@ class Saver:
         bad = 0 if totals is None else int(totals["bad_step"])
         if not bad:
             return
-        is_in_steps = self._run.settings.schedule.warmup_steps
+        is_in_steps = self._run.settings.warmup_steps
         key = "warmup_steps" if is_in_steps else "warmup_epochs"
         good = "there is no checkpoint yet"
         if self.saved:

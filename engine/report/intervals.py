@@ -36,8 +36,8 @@ class Intervals:
     ):
         """Begins the first interval after `step` steps; `evaluating` says if the run evaluates."""
         self._reporter, self._feed, self._run, self._plan = reporter, feed, run, plan
-        self._total = plan.recipe.total_steps
-        self._learning_rate = jax.jit(plan.recipe.learning_rate)
+        self._total = plan.total_steps
+        self._learning_rate = jax.jit(plan.learning_rate)
         self._next_evaluation = plan.eval_every.next_after if evaluating else None
         self._progress = Progress(step, self._total)
         self._bottleneck = Bottleneck(run.benchmark.advice)

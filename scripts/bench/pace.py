@@ -38,10 +38,10 @@ def main(argv: Any) -> None:
     started = time.monotonic()
     next(stream)  # measures the input; this batch may have another shape
     step()
-    seconds, steps = time.monotonic() - started, plan.recipe.total_steps
+    seconds, steps = time.monotonic() - started, plan.total_steps
     text = f"on this machine: {seconds:.3g} s/step measured, {steps:,} steps"
     print(f"{text}: about {console.duration(steps * seconds)}", flush=True)
-    state = programs.initial_state(plan.recipe)
+    state = programs.initial_state(plan)
     stream = benchmark.eval_batches(settings.eval_batch_size, 0, 1)
     batch = batches.without_clock(next(stream))
     predict = batches.fitting(programs.lower_predict(state), batch).compile()

@@ -160,12 +160,12 @@ def make_step(programs: Programs, batch: HostBatch) -> Callable[[], None]:
     """A function that takes a train step on a batch."""
     benchmark, mesh = programs.benchmark, programs.mesh
     examples = benchmark.nominal_examples("train") or benchmark.num_examples("train")
-    recipe = make_plan(programs.settings, benchmark, examples).recipe
-    abstract = programs.abstract_state(recipe)
+    plan = make_plan(programs.settings, benchmark, examples)
+    abstract = programs.abstract_state(plan)
     abstract_totals = programs.abstract_totals(abstract)
-    lowered = programs.lower_train(recipe, abstract, abstract_totals)
-    compiled, seed = batches.fitting(lowered, batch).compile(), programs.seed(recipe)
-    state, totals = programs.initial_state(recipe), programs.zeros(abstract_totals)()
+    lowered = programs.lower_train(plan, abstract, abstract_totals)
+    compiled, seed = batches.fitting(lowered, batch).compile(), programs.seed()
+    state, totals = programs.initial_state(plan), programs.zeros(abstract_totals)()
     arrays = jax.device_put(batch, sharding.batch_sharding(mesh))
 
     def step() -> None:

@@ -19,7 +19,7 @@ from etils import epath
 
 from benchmarks import mlperf
 from benchmarks.mlperf import Entry
-from common import console, entry
+from common import console, entry, keys
 from common.errors import ConfigError, UserError, one_line, parse_json
 from engine import environment, locations, recipe
 from engine.cluster import hosts
@@ -125,10 +125,13 @@ def parse_requests(words: Sequence[str], env: Mapping[str, str]) -> list[Request
         if not env.get(entry.variable):
             raise UserError(f"{entry.variable} is not set: {entry.meaning}")
         # main.py reads --config before the keys that override it.
-        flags_of_it = [f"--config={arguments.config or entry.recipe}", *flags]
+        file = arguments.config or entry.recipe
+        flags_of_it = [f"--config={file}", *flags]
         flags_of_it += [f"--{key}={value}" for key, value in host_flags.items()]
-        if wrong := recipe.explain(flags_of_it, ConfigError("")):
-            raise UserError(f"{name}: {wrong}")
+        try:
+            recipe.check_keys(flags_of_it, file, keys.flat(recipe.load(file)))
+        except ConfigError as error:
+            raise UserError(f"{name}: {error}") from error
         is_separate = len(names) > 1 or (epath.Path(folder) / REQUEST_FILE).exists()
         requests.append(
             Request(

@@ -32,7 +32,7 @@ from common.errors import ConfigError
 from engine import feed, sharding
 from engine import step as steps
 from engine.corruption import DeviceCheck
-from tests.conftest import FIXTURES, make_recipe, open_run, plan_of
+from tests.conftest import FIXTURES, adopt_values, open_run, plan_of
 
 QUICK: Any = {"xla_backend_optimization_level": 0}  # most of a test's time is compilation
 ROWS = 24  # divides among 1, 2, 3 and 8
@@ -247,27 +247,21 @@ def modules(monkeypatch):
     monkeypatch.setattr(benchmarks, "module", known.__getitem__)
 
 
-def settled(benchmark, model, fixed=(), whole=False):
+def adopted(benchmark, model, given=(), whole=False):
     values = {"benchmark": benchmark, "init_from": "a", "width": 1, "num_classes": 7}
     config = ConfigDict(values).lock()
-    notes = benchmarks.settle_config(config, model, fixed, whole)
-    values = config.to_dict()
-    return [values.get(key) for key in ("width", "depth", "num_classes")], notes
-
-
-WIDTH, DEPTH = (
-    "config.width=3 instead of 1, as the weights want it",
-    "config.depth=2, as the weights want it",
-)
+    adopted = benchmarks.adopted_values(config, model, given, whole)
+    assert config.to_dict() == values
+    return adopted
 
 
 def test_a_config_takes_the_keys_of_another_librarys_weights(modules):
     remarks = ["weights are old", "width is odd"]
-    assert settled("own", "file") == ([3, 2, 7], [WIDTH, DEPTH, *remarks])
-    assert settled("own", "file", {"width"}) == ([1, 2, 7], [DEPTH, remarks[0]])
+    assert adopted("own", "file") == ({"width": 3, "depth": 2}, remarks)
+    assert adopted("own", "file", {"width"}) == ({"depth": 2}, remarks[:1])
     for benchmark, file in (("own", "unknown"), ("plain", "file")):
         with pytest.raises(ConfigError, match=f"init_from=a: {file} is a file, .* {benchmark} can"):
-            settled(benchmark, file)
+            adopted(benchmark, file)
 
 
 def test_a_config_takes_the_keys_of_a_checkpoint(modules):
@@ -275,13 +269,11 @@ def test_a_config_takes_the_keys_of_a_checkpoint(modules):
         values = {"benchmark": benchmark, "width": 3, "num_classes": 5}
         return {"benchmark": benchmark, "config": values, "num_train_examples": 1}
 
-    classes = "config.num_classes=5 instead of 7, as the weights want it"
-    assert settled("own", manifest("own")) == ([3, None, 7], [WIDTH])
-    assert settled("own", manifest("own"), whole=True) == ([3, None, 5], [WIDTH, classes])
-    fixed = ("num_classes",)
-    assert settled("own", manifest("own"), fixed, whole=True) == ([3, None, 7], [WIDTH])
-    assert settled("own", manifest("other")) == ([3, None, 6], [WIDTH, classes.replace("5", "6")])
-    assert settled("own", manifest("plain")) == ([1, None, 7], [])
+    assert adopted("own", manifest("own")) == ({"width": 3}, [])
+    assert adopted("own", manifest("own"), whole=True) == ({"width": 3, "num_classes": 5}, [])
+    assert adopted("own", manifest("own"), ("num_classes",), whole=True) == ({"width": 3}, [])
+    assert adopted("own", manifest("other")) == ({"width": 3, "num_classes": 6}, [])
+    assert adopted("own", manifest("plain")) == ({}, [])
 
 
 @pytest.mark.parametrize(("benchmark", "size"), [("own", 9), ("other", 1)])
@@ -290,7 +282,7 @@ def test_some_keys_are_only_taken_from_models_of_the_same_benchmark(benchmark, s
     values = {"benchmark": benchmark, "width": 3, "size": 9}
     manifest = {"benchmark": benchmark, "config": values, "num_train_examples": 1}
     config = ConfigDict({"benchmark": "own", "width": 1, "size": 1}).lock()
-    benchmarks.settle_config(config, manifest, (), whole=False)
+    adopt_values(config, manifest)
     assert (config.width, config.size) == (3, size)
 
 
@@ -522,18 +514,18 @@ def test_eight_devices_give_what_one_gives(job, weights, on_one_device, span):
 def test_loss_falls_on_one_batch(job):
     config, benchmark = job.config(), job.make()
     mesh = sharding.make(BATCH_AXES, benchmark.bn_span)
-    recipe = make_recipe(config, benchmark.num_examples("train"))
+    plan = plan_of(config, benchmark.num_examples("train"))
     (batch,) = train_stream(benchmark, 1, 0, 1)
     batch = put(mesh, batch, batch=True)
-    make = jax.jit(functools.partial(steps.init_state, benchmark.init, recipe))
-    seed = np.uint32(recipe.seed)
+    make = jax.jit(functools.partial(steps.init_state, benchmark.init, plan.step_settings))
+    seed = np.uint32(config.seed)
     state = put(mesh, make.lower(seed).compile(QUICK)(seed))
     spec = steps.totals_spec(benchmark.loss, mesh, state, batch)
     totals = jax.tree.map(lambda x: jax.device_put(jnp.zeros(x.shape, x.dtype), x.sharding), spec)
-    train_step = steps.make_train_step(benchmark.loss, mesh, recipe)
+    train_step = steps.make_train_step(benchmark.loss, mesh, plan.step_settings)
     step = train_step.lower(seed, state, totals, batch).compile(QUICK)
     losses = []
-    for _ in range(recipe.total_steps):
+    for _ in range(plan.total_steps):
         state, totals, loss = step(seed, state, totals, batch)
         losses.append(float(loss))
     assert len(losses) == 20
@@ -595,10 +587,10 @@ def test_no_device_computes_other_bits_than_another(job, tmp_path):
     random = {"bn_span": 4, "dropout": 0.1, "check_devices_every": 1}
     run = open_run(job.config(**{k: v for k, v in random.items() if k in config}), tmp_path)
     plan = plan_of(job.config(), 90)
-    state = run.programs.abstract_state(plan.recipe)
+    state = run.programs.abstract_state(plan)
     nowhere: Any = None
-    check = DeviceCheck(run, plan.recipe, nowhere, state)
-    state = run.programs.initial_state(plan.recipe)
+    check = DeviceCheck(run, nowhere, state)
+    state = run.programs.initial_state(plan)
     prefetched = feed.Feed(run.benchmark.train_batches(ROWS, 0, 1, 0), run.mesh)
     for number, batch in zip(range(3), prefetched, strict=False):
         check.before(number, state, batch)
@@ -624,16 +616,16 @@ for name, overrides in json.loads(sys.argv[1]).items():
     config.update(overrides)
     benchmark = benchmarks.load(config.lock(), "gs://no-such-bucket/cache")
     mesh = sharding.make(BATCH_AXES, benchmark.bn_span)
-    recipe = make_plan(read_settings(config), benchmark, 1_000_000).recipe
+    settings = make_plan(read_settings(config), benchmark, 1_000_000).step_settings
     seed = jax.ShapeDtypeStruct((), "uint32")
-    shapes = jax.eval_shape(functools.partial(steps.init_state, benchmark.init, recipe), seed)
+    shapes = jax.eval_shape(functools.partial(steps.init_state, benchmark.init, settings), seed)
     state = sharding.abstract(shapes, sharding.replicated(mesh))
     for split, size in (("train", config.train_batch_size), ("eval", config.eval_batch_size)):
         for spec in benchmark.batch_spec(split, size):
             batch = sharding.abstract(spec, sharding.batch_sharding(mesh))
             if split == "train":
                 totals = steps.totals_spec(benchmark.loss, mesh, state, batch)
-                step = steps.make_train_step(benchmark.loss, mesh, recipe)
+                step = steps.make_train_step(benchmark.loss, mesh, settings)
                 info = lowered(step, seed, state, totals, batch).out_info
                 assert described(info[:2]) == described((state, totals)), info
             else:

@@ -5,12 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from commands import doctor, importing
+from commands import doctor
 from common.foreign import resnets
-from engine.plan import read_settings
 from tests.benchmarks.resnet.use.test_tensorflow_weights import arrays_of, saved
 from tests.common.foreign.test_resnets import variables
-from tests.conftest import make_tiny_config
+from tests.conftest import make_tiny_config, resolved
 from tests.helpers.pth import old_pth, tensor, write_pth
 
 
@@ -44,8 +43,8 @@ def test_the_doctor_reads_what_training_reads(kind, tiny_records, tmp_path, monk
     path = FILES[kind](tmp_path)
     monkeypatch.setattr(doctor, "_CHECKS", {"initial weights": (doctor._initial_weights, "")})
     config = make_tiny_config(tiny_records, init_from=path)
-    importing.settle(config, "", "doctor", ())
-    assert doctor.run(read_settings(config, f"{tmp_path}/run"), True) == 0
+    settings, _ = resolved(config, f"{tmp_path}/run", "doctor")
+    assert doctor.run(settings, True) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert row["status"] == "ok" and row["text"].startswith(f"{path}: "), row["text"]
     assert "arrays taken, " in row["text"] and " 0 left" in row["text"]

@@ -17,10 +17,10 @@ from common.errors import CheckpointError, ConfigError
 from common.foreign import resnets as foreign
 from configs import ncf
 from engine.checkpoint import model_source
-from engine.plan import Programs, make_plan, read_settings
+from engine.plan import Programs, make_plan
 from engine.run import Run, first_state
 from tests.common.foreign.test_resnets import variables
-from tests.conftest import make_tiny_config
+from tests.conftest import make_tiny_config, resolved
 from tests.test_main import fails_with
 from tests.test_main import run as command
 
@@ -53,12 +53,6 @@ def folder(tmp_path_factory):
     return str(folder)
 
 
-def settled(config, workdir, mode="train_and_eval", fixed=()):
-    """(the settings of a run, as main.py makes them; the notes)."""
-    notes = importing.settle(config, str(workdir), mode, fixed)
-    return read_settings(config, str(workdir)), notes
-
-
 def config_of(records="", **overrides):
     """The tiny recipe, which has another architecture, without a number of classes."""
     tiny = {"num_label_classes": 0, "num_filters": 6, "image_size": 24, "eval_batch_size": 8}
@@ -70,7 +64,7 @@ def config_of(records="", **overrides):
 def imported(folder, tmp_path_factory):
     """The workdir of the imported model."""
     workdir = tmp_path_factory.mktemp("imported")
-    settings, _ = settled(config_of(init_from=folder), workdir, "import")
+    settings, _ = resolved(config_of(init_from=folder), workdir, "import")
     importing.run(settings)
     return workdir
 
@@ -110,7 +104,7 @@ def test_a_file_is_a_model_like_its_workdir(imported, folder, backbone):
 
 
 def test_its_report_says_where_it_is_from(imported, folder, tiny_records, capsys):
-    settings, _ = settled(config_of(tiny_records), imported, "report")
+    settings, _ = resolved(config_of(tiny_records), imported, "report")
     report.report(settings, "latest")
     page = (imported / "report" / "report.html").read_text()
     assert f"The model was imported from {folder}/model.safetensors (safetensors, SHA-256 " in page
@@ -120,12 +114,12 @@ def test_its_report_says_where_it_is_from(imported, folder, tiny_records, capsys
 
 
 def test_its_evaluation_needs_no_keys_of_the_architecture(imported, tiny_records):
-    settings, notes = settled(config_of(tiny_records), imported, "eval")
+    settings, notes = resolved(config_of(tiny_records), imported, "eval")
     assert settings.config["num_filters"] == 4 and settings.config["image_size"] == 16
     assert "config.num_filters=4 instead of 6, as the weights want it" in notes
     scores = evaluating.evaluate(settings, "latest", 0)
     assert 0 <= scores["top_1_accuracy"] <= 1 and np.isfinite(scores["loss"])
-    _, notes = settled(config_of(), imported, "eval", ["num_filters"])
+    _, notes = resolved(config_of(), imported, "eval", ["num_filters"])
     assert not any("num_filters" in note for note in notes)
 
 
@@ -134,7 +128,7 @@ def begun(settings, monkeypatch):
     run = Run.open(settings)
     plan = make_plan(settings, run.benchmark, 90)
     # What the arrays were before does not matter here, and takes long to compile.
-    zeros = jax.tree.map(jnp.zeros_like, run.programs.abstract_state(plan.recipe))
+    zeros = jax.tree.map(jnp.zeros_like, run.programs.abstract_state(plan))
     monkeypatch.setattr(Programs, "initial_state", lambda *_: zeros)
     state, source = first_state(run, plan)
     return jax.tree.map(np.asarray, state.params), source
@@ -142,10 +136,10 @@ def begun(settings, monkeypatch):
 
 def test_a_run_begins_with_the_imported_model(imported, tiny_records, tmp_path, monkeypatch):
     """In a workdir of its own, or in that of the import."""
-    elsewhere, _ = settled(config_of(tiny_records, init_from=str(imported)), tmp_path)
+    elsewhere, _ = resolved(config_of(tiny_records, init_from=str(imported)), tmp_path)
     assert elsewhere.config["num_filters"] == 4 and elsewhere.config["num_label_classes"] == 0
     assert json.loads(elsewhere.config["input_spec"])["resize"] == 20
-    settings, notes = settled(config_of(tiny_records), imported)
+    settings, notes = resolved(config_of(tiny_records), imported)
     assert settings.init_from == f"{imported}/checkpoints/0" and "imported model" in notes[0]
     assert settings.config["image_size"] == 24  # a run may train at another size
     params, source = begun(settings, monkeypatch)
@@ -157,7 +151,7 @@ def test_a_run_begins_with_the_imported_model(imported, tiny_records, tmp_path, 
 
 def test_a_run_begins_with_foreign_weights(folder, tiny_records, tmp_path, caplog, monkeypatch):
     config = config_of(tiny_records, init_from=folder, num_label_classes=4)
-    settings, notes = settled(config, tmp_path)
+    settings, notes = resolved(config, tmp_path)
     assert any("input_spec" in note for note in notes)
     assert settings.config["num_label_classes"] == 4  # the recipe's, not the file's
     with caplog.at_level(logging.INFO, logger="tpu_suite"):
@@ -176,37 +170,37 @@ def test_a_resumed_run_needs_the_weights_no_more(imported, tmp_path):
     shutil.copytree(imported / "checkpoints" / "0", step)
     manifest = json.loads((step / "manifest/metadata").read_text())
     (step / "manifest/metadata").write_text(json.dumps({**manifest, "step": 7}))
-    settings, _ = settled(config_of(init_from="/gone"), tmp_path)
+    settings, _ = resolved(config_of(init_from="/gone"), tmp_path)
     assert settings.config["num_filters"] == 4 and settings.init_from == "/gone"
-    assert settled(config_of(), tmp_path)[0].config["num_filters"] == 4
+    assert resolved(config_of(), tmp_path)[0].config["num_filters"] == 4
     manifest["config"]["init_from"] = ""  # the run began without another model's weights
     (step / "manifest/metadata").write_text(json.dumps({**manifest, "step": 7}))
-    settings, notes = settled(config_of(), tmp_path)
+    settings, notes = resolved(config_of(), tmp_path)
     assert settings.config["num_filters"] == 6 and not notes
 
 
 def test_imports_that_cannot_be(backbone, imported, tmp_path):
     no_weights = "is not a file or folder of another library's weights"
     for source in ("", "/not/there", str(imported)):
-        settings, _ = settled(config_of(init_from=source), tmp_path, "import")
+        settings, _ = resolved(config_of(init_from=source), tmp_path, "import")
         words = "'/not/there': there is no such" if "not" in source else no_weights
         with pytest.raises(ConfigError, match=words):
             importing.run(settings)
-    settings, _ = settled(config_of(init_from=backbone), tmp_path, "import")
+    settings, _ = resolved(config_of(init_from=backbone), tmp_path, "import")
     with pytest.raises(CheckpointError, match="only weights to begin a run with: params/head/b"):
         importing.run(settings)
     assert not list(tmp_path.iterdir())
-    settings, _ = settled(config_of(init_from=backbone), imported, "import")
+    settings, _ = resolved(config_of(init_from=backbone), imported, "import")
     with pytest.raises(CheckpointError, match="has checkpoints: import into another folder"):
         importing.run(settings)
 
 
 def test_a_key_that_the_person_gives_is_not_changed(folder, tmp_path):
     config = config_of(init_from=folder, input_spec="vgg", resnet_depth=34)
-    fixed = ("input_spec", "resnet_depth")
-    settings, notes = settled(config, tmp_path, fixed=fixed)
+    given = ("input_spec", "resnet_depth")
+    settings, notes = resolved(config, tmp_path, given=given)
     assert (settings.config["input_spec"], settings.config["resnet_depth"]) == ("vgg", 34)
-    assert not any(key in note for key in fixed for note in notes)
+    assert not any(key in note for key in given for note in notes)
     benchmark = settings.load_benchmark("")
     with pytest.raises(ConfigError, match=r"config.resnet_depth=34, but .* has 18"):
         benchmark.uses.read_foreign(f"{folder}/model.safetensors")
@@ -215,10 +209,8 @@ def test_a_key_that_the_person_gives_is_not_changed(folder, tmp_path):
 def test_a_benchmark_without_foreign_weights_refuses_them(folder):
     config = ncf.get_config()
     config.init_from = folder
-    before = config.to_dict()
     with pytest.raises(ConfigError, match=f"config.init_from={folder}: .*the benchmark ncf"):
-        importing.settle(config, "", "train", ())
-    assert config.to_dict() == before
+        benchmarks.adopted_values(config, f"{folder}/model.safetensors", (), whole=False)
     assert benchmarks.load(config, "").uses.read_foreign(f"{folder}/model.safetensors") is None
 
 
@@ -227,8 +219,8 @@ def test_a_bucket(gcs, folder, tiny_records):
     bucket = gcs.bucket()
     gcs.upload(folder, f"{bucket}/timm")
     config = config_of(init_from=f"{bucket}/timm")
-    importing.run(settled(config, f"{bucket}/model", "import")[0])
-    settings, _ = settled(config_of(tiny_records), f"{bucket}/model", "eval")
+    importing.run(resolved(config, f"{bucket}/model", "import")[0])
+    settings, _ = resolved(config_of(tiny_records), f"{bucket}/model", "eval")
     assert settings.config["num_filters"] == 4
     assert "top_1_accuracy" in evaluating.evaluate(settings, "latest", 0)
 

@@ -18,7 +18,7 @@ from configs import _loop, finetune, small
 from engine import optim, schedules
 from engine.cadence import Every
 from engine.plan import LoopKeys
-from tests.conftest import make_recipe, open_run
+from tests.conftest import open_run, plan_of
 
 ROOT = pathlib.Path(__file__).parents[2]
 PARAMETRISED = {
@@ -53,8 +53,8 @@ def load(name: str, **overrides: Any) -> Any:
 def test_config_is_one_that_can_run(name, tmp_path):
     config = load(name)
     open_run(config, str(tmp_path))
-    recipe = make_recipe(config, EXAMPLES)
-    computed = rates(recipe, range(recipe.total_steps))
+    plan = plan_of(config, EXAMPLES)
+    computed = rates(plan, range(plan.total_steps))
     assert computed.min() >= 0 and computed.max() > 0
     for key in ("steps_per_eval", "steps_per_checkpoint", "log_step_count_steps"):
         size = config.train_batch_size
@@ -142,28 +142,28 @@ def test_every_key_that_is_read_is_used():
 # --- The recipe.
 
 
-def rates(recipe: Any, steps: list[int] | range) -> np.ndarray:
-    return np.asarray(jax.jit(jax.vmap(recipe.learning_rate))(jnp.asarray(steps)))
+def rates(plan: Any, steps: list[int] | range) -> np.ndarray:
+    return np.asarray(jax.jit(jax.vmap(plan.learning_rate))(jnp.asarray(steps)))
 
 
 def test_resnet50_is_ninety_epochs_with_the_published_rates():
     """Goyal et al. 2017 at 0.1 per 256; 90 epochs of 1,281,167 at 1024 are 112,602.6 steps."""
-    recipe = make_recipe(load("resnet50"), EXAMPLES)
-    assert recipe.total_steps == 112_603
+    plan = plan_of(load("resnet50"), EXAMPLES)
+    assert plan.total_steps == 112_603
     expected = {0: 0.0, 3128: 0.2, 6255: 0.4 * 6255 / 6256, 6256: 0.4}  # 5 epochs
     expected |= {37_533: 0.4, 37_534: 0.04}  # 30 epochs are 37,534.3 steps
     expected |= {75_068: 0.04, 75_069: 0.004}  # 60 are 75,068.7
     expected |= {100_091: 0.004, 100_092: 0.0004, 112_602: 0.0004}  # 80 are 100,091.6
-    np.testing.assert_allclose(rates(recipe, list(expected)), list(expected.values()), rtol=1e-5)
-    np.testing.assert_allclose(rates(recipe, range(112_603)).max(), 0.4, rtol=1e-6)
-    assert (recipe.accumulation, recipe.ema_decay, recipe.seed) == (1, 0.0, 0)
+    np.testing.assert_allclose(rates(plan, list(expected)), list(expected.values()), rtol=1e-5)
+    np.testing.assert_allclose(rates(plan, range(112_603)).max(), 0.4, rtol=1e-6)
+    assert (plan.step_settings.accumulation, plan.step_settings.ema_decay) == (1, 0.0)
 
 
 def test_resnet_rs_has_the_steps_and_rates_of_its_source():
     """tensorflow/tpu's resnetrs50_i160.yaml has 109,475 steps, and 0.1 per 256 images."""
-    recipe = make_recipe(load("recipes:rs50"), EXAMPLES)
-    assert recipe.total_steps == 109_475
-    computed = rates(recipe, [0, 782, 1_564, (1_564 + 109_475) // 2])
+    plan = plan_of(load("recipes:rs50"), EXAMPLES)
+    assert plan.total_steps == 109_475
+    computed = rates(plan, [0, 782, 1_564, (1_564 + 109_475) // 2])
     np.testing.assert_allclose(computed, [0, 0.8, 1.6, 0.8], atol=1e-4)
 
 
@@ -201,12 +201,12 @@ def test_what_cannot_work_is_refused_in_one_line(overrides, key, tmp_path):
     config = load("resnet50", **overrides)
     with pytest.raises(UserError, match=rf"^config\.{key}=.*\Z") as caught:
         open_run(config, str(tmp_path))
-        make_recipe(config, EXAMPLES)
+        plan_of(config, EXAMPLES)
     assert len(str(caught.value).splitlines()) == 1
 
 
 def test_an_average_may_wait_for_the_count_of_the_images():
     """Before the images are counted, a run is planned with one: '6 epochs' is one step then."""
     config = load("digits", moving_average_decay=0.9, moving_average_every=5)
-    assert make_recipe(config, 1).total_steps == 1
-    assert make_recipe(config, 1437).total_steps > 5
+    assert plan_of(config, 1).total_steps == 1
+    assert plan_of(config, 1437).total_steps > 5

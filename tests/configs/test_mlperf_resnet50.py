@@ -16,7 +16,7 @@ from configs import mlperf_resnet50 as recipes
 from engine import sharding
 from engine.cadence import Every
 from engine.forecast.topology import CHIPS, parse_slices
-from tests.conftest import make_programs, make_recipe
+from tests.conftest import make_programs, plan_of
 
 ROOT = pathlib.Path(__file__).parents[2]
 IMAGES = 1_281_167
@@ -48,10 +48,10 @@ def load(name) -> Any:
 
 @functools.cache
 def rates(name):
-    """(rates of all steps, f32[T]; the recipe)."""
-    recipe = make_recipe(load(name), IMAGES)
-    steps = jnp.arange(recipe.total_steps)
-    return np.asarray(jax.jit(jax.vmap(recipe.learning_rate))(steps)), recipe
+    """(rates of all steps, f32[T]; the plan)."""
+    plan = plan_of(load(name), IMAGES)
+    steps = jnp.arange(plan.total_steps)
+    return np.asarray(jax.jit(jax.vmap(plan.learning_rate))(steps)), plan
 
 
 def formula(steps, peak, warmup, decay):
@@ -88,14 +88,14 @@ def test_a_point_is_what_is_published(row):
         "bn_span": f"{span}/{batch}",
     }.items():
         assert config[key] == value, key
-    computed, recipe = rates(batch)
+    computed, plan = rates(batch)
     steps = np.arange(len(computed))
     expected = formula(steps, float(base), int(warmup) * IMAGES / int(batch), 1.0)
     rising = expected > 1e-3
     rising[np.argmax(expected) + 1 :] = False
     # A run is a whole number of steps, so its warm-up is up to a fifth of a step longer or shorter.
     np.testing.assert_allclose(computed[rising], expected[rising], rtol=4e-4)
-    exact = recipe.total_steps * int(warmup) / config.schedule_epochs
+    exact = plan.total_steps * int(warmup) / config.schedule_epochs
     assert abs(exact - int(warmup) * IMAGES / int(batch)) < 0.2
     expected = formula(steps, float(base), exact, int(decay_steps))
     np.testing.assert_allclose(computed, expected, rtol=2e-5, atol=2e-7 * float(base))
@@ -105,8 +105,8 @@ def test_a_point_is_what_is_published(row):
 
 def test_v05_is_the_sgd_of_2018():
     config = load("v0.5")
-    computed, recipe = rates("v0.5")
-    assert recipe.total_steps == 112_603
+    computed, plan = rates("v0.5")
+    assert plan.total_steps == 112_603
     assert (config.train_batch_size, config.target, config.optimizer) == (1024, 0.749, "sgd")
     assert (config.momentum, config.nesterov, config.weight_decay) == (0.9, True, 1e-4)
     assert (config.label_smoothing, config.bn_span, config.eval_offset) == (0.0, 1, "")
@@ -117,8 +117,8 @@ def test_v05_is_the_sgd_of_2018():
 def test_the_jax_entry_has_its_fractions_of_steps():
     """Its epoch is 19.75 steps: W = 33 * 19.75 = 651.75 and D = 92 * 19.75 - W + 1 = 1166.25."""
     config = load("v0.7-65536")
-    computed, recipe = rates("v0.7-65536")
-    assert recipe.total_steps == 1817
+    computed, plan = rates("v0.7-65536")
+    assert plan.total_steps == 1817
     assert (config.momentum, config.weight_decay) == (0.9537213777059405, 1e-4)
     expected = formula(np.arange(1817), 23.080977304670448, 651.75, 1166.25)
     np.testing.assert_allclose(computed, expected, rtol=1e-5, atol=1e-6)
@@ -139,7 +139,7 @@ def evaluations(config):
     sizes = {"batch_size": config.train_batch_size, "num_examples": IMAGES}
     every = Every.parse(config.steps_per_eval, **sizes, name="steps_per_eval")
     every = every.since(config.eval_offset, **sizes, name="eval_offset")
-    total, step, steps = make_recipe(config, IMAGES).total_steps, 0, []
+    total, step, steps = plan_of(config, IMAGES).total_steps, 0, []
     while (step := every.next_after(step) or 0) <= total:
         steps.append(step)
     return steps
@@ -148,14 +148,14 @@ def evaluations(config):
 @pytest.mark.parametrize("name", NAMES)
 def test_evaluation_is_by_the_rules_and_there_is_time_for_it(name):
     config = load(name)
-    computed, recipe = rates(name)
+    computed, plan = rates(name)
     at = np.array(evaluations(config)) * config.train_batch_size / IMAGES
     np.testing.assert_allclose(np.diff(at), 4, atol=0.06)  # an epoch has 19 to 1251 steps
     assert at[0] < 4.06  # an offset of 0 to 3 epochs
     assert config.stop_at_target and config.target == (0.749 if name == "v0.5" else 0.759)
     if name in recipes.ENTRIES:
         return
-    assert evaluations(config)[-1] == recipe.total_steps
+    assert evaluations(config)[-1] == plan.total_steps
     mean = recipes.POINTS[int(name)][0]
     assert -0.06 < at[at > mean - 0.06].min() - mean < 1  # just after the expected epoch
     # At least one evaluation where the schedule has ended.

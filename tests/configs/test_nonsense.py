@@ -82,7 +82,6 @@ def read_and_plan(config: Any) -> None:
     """All that is checked before devices, data or files are touched."""
     settings = read_settings(config, "/nowhere")
     keys.read_config(locations.Keys, config)
-    keys.check("config.data_fallback", config.get("data_fallback", ""), str)
     benchmark = settings.load_benchmark("")
     if "/" in str(benchmark.bn_span):
         parts = settings.gradient_accumulation_steps
@@ -91,9 +90,9 @@ def read_and_plan(config: Any) -> None:
     else:
         sharding.group_size(benchmark.bn_span, 64)
     declared = benchmark.declared_examples("train")
-    recipe = make_plan(settings, benchmark, declared or 10_000).recipe
-    for step in (0, recipe.total_steps - 1):
-        assert math.isfinite(recipe.learning_rate(step))
+    plan = make_plan(settings, benchmark, declared or 10_000)
+    for step in (0, plan.total_steps - 1):
+        assert math.isfinite(plan.learning_rate(step))
 
 
 def trials(key: str, value: Any) -> list[Any]:

@@ -27,8 +27,7 @@ from jax.sharding import Mesh
 from benchmarks.base import BATCH_AXES, Benchmark
 from common.trees import by_name
 from engine import compiler, step
-from engine.plan import make_plan, read_settings
-from engine.step import Recipe
+from engine.plan import Plan, make_plan, read_settings
 
 HERE = pathlib.Path(__file__).parent
 ROWS = 8  # of a batch
@@ -59,7 +58,7 @@ class Model(NamedTuple):
     """A small benchmark with weights and a batch, all on the host."""
 
     benchmark: Benchmark
-    recipe: Recipe
+    plan: Plan
     params: Any
     model_state: Any
     batch: dict[str, np.ndarray]
@@ -86,7 +85,7 @@ def load(name: str, precision: str = "float32") -> Model:
     settings = read_settings(config.lock())
     benchmark = settings.load_benchmark("")
     examples = benchmark.declared_examples("train") or benchmark.nominal_examples("train")
-    recipe = make_plan(settings, benchmark, examples).recipe
+    plan = make_plan(settings, benchmark, examples)
     params, model_state = jax.tree_util.tree_map_with_path(
         _weights, jax.eval_shape(benchmark.init, jax.random.key(0))
     )
@@ -94,7 +93,7 @@ def load(name: str, precision: str = "float32") -> Model:
     for leaf, x in benchmark.batch_spec("train", ROWS)[0].items():
         images = _stream(f"{name} {leaf}").randint(0, 256, x.shape)
         batch[leaf] = np.asarray(row["batch"].get(leaf, images)).astype(x.dtype).reshape(x.shape)
-    return Model(benchmark, recipe, params, model_state, batch)
+    return Model(benchmark, plan, params, model_state, batch)
 
 
 def compute(model: Model, mesh: Mesh, precision: str = "float32") -> tuple[dict[str, Any], str]:
@@ -130,19 +129,22 @@ def changes(model: Model) -> list[float]:
         values = _stream(f"gradient {_name(path)}").uniform(-1, 1, x.shape)
         return (1e-4 * values).astype(x.dtype)
 
-    gradient, recipe = jax.tree_util.tree_map_with_path(draw, model.params), model.recipe
+    gradient, plan = jax.tree_util.tree_map_with_path(draw, model.params), model.plan
 
     def advance(carry: Any, number: jax.Array) -> tuple[Any, None]:
         total, state = carry
         weights = optax.apply_updates(model.params, total)
         now = jax.tree.map(lambda x: (1.0 + number) * x, gradient)
-        change, state = recipe.optimizer.update(now, state, weights)
+        change, state = plan.step_settings.optimizer.update(now, state, weights)
         return (optax.apply_updates(total, change), state), None
 
     @jax.jit
     def run() -> Any:
-        first = jax.tree.map(jnp.zeros_like, model.params), recipe.optimizer.init(model.params)
-        return jax.lax.scan(advance, first, jnp.arange(recipe.total_steps))[0][0]
+        first = (
+            jax.tree.map(jnp.zeros_like, model.params),
+            plan.step_settings.optimizer.init(model.params),
+        )
+        return jax.lax.scan(advance, first, jnp.arange(plan.total_steps))[0][0]
 
     arrays = sorted(by_name(jax.device_get(run())).items())
     return _sketch("changes", np.concatenate([x.astype(float).ravel() for _, x in arrays]))

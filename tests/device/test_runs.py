@@ -93,10 +93,10 @@ def test_every_image_is_evaluated_once(case, answer):
         changes = small_run(case) | {"eval_batch_size": size}
         settings = training.settings("digits", f"{case.workdir}/counts", **changes)
         run = Run.open(settings, trains=False)
-        recipe = training.recipe_of(settings, run.benchmark)
-        state = run.programs.abstract_state(recipe)
+        plan = training.plan_of(settings, run.benchmark)
+        state = run.programs.abstract_state(plan)
         predict = steps.CompiledStep(run.programs.lower_predict(state))
-        rows = predict_all(run, predict, run.programs.initial_state(recipe))
+        rows = predict_all(run, predict, run.programs.initial_state(plan))
         ids[size] = sorted(np.concatenate([batch["id"] for batch in rows]).tolist())
         count, distinct = len(ids[size]), len(set(ids[size]))
         problem = f"in batches of {size}, {count} rows of {distinct} images are evaluated"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from commands.prove import Case
-from engine.plan import Programs, Settings, make_plan, read_settings
+from engine.plan import Plan, Programs, Settings, make_plan, read_settings
 from tests.helpers import photographs
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -26,10 +26,10 @@ def settings(recipe: str, workdir: str = "", **changes: Any) -> Settings:
     return read_settings(config.lock(), workdir)
 
 
-def recipe_of(run_settings: Settings, benchmark: Any) -> Any:
-    """The recipe of a run, for as many examples as its data are said to have."""
+def plan_of(run_settings: Settings, benchmark: Any) -> Plan:
+    """The plan of a run, for as many examples as its data are said to have."""
     examples = benchmark.declared_examples("train") or benchmark.nominal_examples("train")
-    return make_plan(run_settings, benchmark, examples).recipe
+    return make_plan(run_settings, benchmark, examples)
 
 
 class Training:
@@ -38,16 +38,16 @@ class Training:
     def __init__(self, run_settings: Settings):
         """Compiles the step and draws the weights and the batch."""
         self.programs = programs = Programs.make(run_settings)
-        recipe = recipe_of(run_settings, programs.benchmark)
-        self.abstract = programs.abstract_state(recipe)
+        plan = plan_of(run_settings, programs.benchmark)
+        self.abstract = programs.abstract_state(plan)
         self.abstract_totals = programs.abstract_totals(self.abstract)
         started = time.monotonic()
-        self.lowered = programs.lower_train(recipe, self.abstract, self.abstract_totals)[0][1]
+        self.lowered = programs.lower_train(plan, self.abstract, self.abstract_totals)[0][1]
         self.compiled = self.lowered.compile()
         self.compile_seconds = time.monotonic() - started
-        self.state = programs.initial_state(recipe)
+        self.state = programs.initial_state(plan)
         self.totals = programs.zeros(self.abstract_totals)()
-        self._seed = programs.seed(recipe)
+        self._seed = programs.seed()
         draw = np.random.default_rng(0)
 
         def values(x: Any) -> jax.Array:

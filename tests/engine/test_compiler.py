@@ -18,7 +18,7 @@ import pytest
 from benchmarks.base import BATCH_AXES
 from engine import compiler, sharding
 from engine import step as steps
-from tests.engine.test_step import linear_loss, put, recipe, vector_init, zeros
+from tests.engine.test_step import linear_loss, put, step_settings, vector_init, zeros
 
 LIMIT, LIBRARY = "xla_tpu_scoped_vmem_limit_kib", "xla_cpu_experimental_ynn_fusion_type"
 LEVEL = "xla_backend_optimization_level"
@@ -97,11 +97,11 @@ def test_cpus_convolve_without_ynnpack():
 
 def test_options_reach_the_compiler():
     """XLA refuses an option that it does not know."""
-    mesh, plan = sharding.make(BATCH_AXES, 2), recipe()
-    state = put(mesh, steps.init_state(vector_init, plan, 0))
+    mesh, settings = sharding.make(BATCH_AXES, 2), step_settings()
+    state = put(mesh, steps.init_state(vector_init, settings, 0))
     batch = put(mesh, {"x": np.ones((16, 3), np.float32)}, batch=True)
     totals = zeros(linear_loss, mesh, state, batch)
-    step = steps.make_train_step(linear_loss, mesh, plan, {"xla_unknown": "1"})
+    step = steps.make_train_step(linear_loss, mesh, settings, {"xla_unknown": "1"})
     lowered = step.lower(np.uint32(0), state, totals, batch)
     with pytest.raises(jax.errors.JaxRuntimeError, match="xla_unknown"):
         lowered.compile()

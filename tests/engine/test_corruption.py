@@ -44,10 +44,10 @@ def prepared(run, data_dir):
     """(a check of a run, its first state, its batches)."""
     plan = plan_of(config(data_dir), 72)
     checkpoints = Checkpointer(run.checkpoints_dir, keep=1, best=None)
-    abstract = run.programs.abstract_state(plan.recipe)
-    check = corruption.DeviceCheck(run, plan.recipe, checkpoints, abstract)
+    abstract = run.programs.abstract_state(plan)
+    check = corruption.DeviceCheck(run, checkpoints, abstract)
     batches = run.benchmark.train_batches(24, 0, 1, 0)
-    return check, run.programs.initial_state(plan.recipe), Feed(batches, run.mesh)
+    return check, run.programs.initial_state(plan), Feed(batches, run.mesh)
 
 
 def gradient_of(device):

@@ -239,7 +239,7 @@ def test_the_schedule_in_the_log_is_the_one_of_the_run(tmp_path, clock):
         values = {row["key"]: row["value"] for row in rows(tmp_path / name / mlperf.LOG)}
         settings = read_settings(config)
         plan = make_plan(settings, settings.load_benchmark(""), 1_281_167)
-        rate = plan.recipe.learning_rate
+        rate = plan.learning_rate
         warm = values["lars_opt_learning_rate_warmup_epochs"] * 1_281_167 / int(name)
         end = warm + values["lars_opt_learning_rate_decay_steps"]
         assert rate(warm) == pytest.approx(values["lars_opt_base_learning_rate"], rel=1e-5)

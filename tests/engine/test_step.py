@@ -14,7 +14,7 @@ import benchmarks
 from benchmarks.base import BATCH_AXES
 from common.errors import DataError
 from configs import resnet50
-from engine import schedules, sharding
+from engine import sharding
 from engine import step as steps
 from tests.engine.settings import make_optimizer
 
@@ -34,16 +34,11 @@ def put(mesh: Any, tree: Any, batch: bool = False) -> Any:
     return jax.tree.map(lambda x: jax.device_put(jnp.array(x, copy=True), placement), tree)
 
 
-def constant(rate: float) -> schedules.LearningRate:
-    return lambda step: jnp.float32(rate)
-
-
-def recipe(**kwargs: Any) -> steps.Recipe:
+def step_settings(**kwargs: Any) -> steps.StepSettings:
     sgd = make_optimizer(0.0, nesterov=True, weight_decay=1e-4)
-    defaults = {"seed": 3, "total_steps": 9, "learning_rate": constant(0.0), "optimizer": sgd}
-    defaults |= {"accumulation": 1, "ema_decay": 0.0, "device_clip": 0.0}
+    defaults = {"optimizer": sgd, "accumulation": 1, "ema_decay": 0.0, "device_clip": 0.0}
     defaults |= {"frozen": lambda params: jax.tree.map(lambda _: False, params)}
-    return steps.Recipe(**{**defaults, **kwargs})
+    return steps.StepSettings(**{**defaults, **kwargs})
 
 
 def zeros(loss: Any, mesh: Any, state: Any, batch: Any) -> Any:
@@ -70,14 +65,16 @@ def linear_loss(params, model_state, batch, rng):
     return terms, {}, {"mean": (model_state["mean"] + jnp.mean(batch["x"], axis=0)) / 2}
 
 
-def run(loss: Any, mesh: Any, plan: steps.Recipe, batches: list[Any]) -> Any:
+def run(
+    loss: Any, mesh: Any, settings: steps.StepSettings, batches: list[Any], seed: int = 3
+) -> Any:
     """Yields (state, totals, loss) after each step, in NumPy, because the next one donates them."""
-    state = put(mesh, steps.init_state(vector_init, plan, plan.seed))
+    state = put(mesh, steps.init_state(vector_init, settings, seed))
     batches = [put(mesh, batch, batch=True) for batch in batches]
     totals = zeros(loss, mesh, state, batches[0])
-    step = steps.make_train_step(loss, mesh, plan)
+    step = steps.make_train_step(loss, mesh, settings)
     for batch in batches:
-        state, totals, value = step(np.uint32(plan.seed), state, totals, batch)
+        state, totals, value = step(np.uint32(seed), state, totals, batch)
         yield jax.tree.map(np.array, (state, totals, value))
 
 
@@ -89,7 +86,8 @@ def test_rng_is_a_function_of_seed_step_and_shard(mesh, accumulation):
         return {"dropout": (jnp.sum(kept * batch["x"]), count)}, {}, model_state
 
     x = hashed((32, 3), 7).astype(np.float32)
-    results = run(loss, mesh, recipe(seed=11, accumulation=accumulation), [{"x": x}] * 3)
+    settings = step_settings(accumulation=accumulation)
+    results = run(loss, mesh, settings, [{"x": x}] * 3, seed=11)
     seen = set()
     for step, (_, _, value) in enumerate(results):
         total = 0.0
@@ -106,7 +104,7 @@ def test_rng_is_a_function_of_seed_step_and_shard(mesh, accumulation):
 def test_totals_are_sums_over_steps(mesh):
     batches = [{"x": hashed((16, 3), salt).astype(np.float32)} for salt in range(30, 34)]
     loss = norm = mean = 0.0
-    for i, (state, totals, value) in enumerate(run(linear_loss, mesh, recipe(), batches), 1):
+    for i, (state, totals, value) in enumerate(run(linear_loss, mesh, step_settings(), batches), 1):
         x = batches[i - 1]["x"].astype(float)
         np.testing.assert_allclose(value, 2 * x.sum() / 16, rtol=1e-5)
         loss, norm = loss + 2 * x.sum() / 16, norm + np.linalg.norm(x.mean(0))
@@ -136,7 +134,7 @@ def test_first_step_that_is_not_finite_is_remembered(mesh, loss, bad, finite):
     good, wrong = np.ones((16, 3), np.float32), np.ones((16, 3), np.float32)
     wrong[13, 1] = bad  # one row on one device
     batches = [{"x": x} for x in (good, good, wrong, good, wrong)]
-    results = list(run(loss, mesh, recipe(), batches))
+    results = list(run(loss, mesh, step_settings(), batches))
     assert [int(totals["bad_step"]) for _, totals, _ in results] == [0, 0, 3, 3, 3]
     assert [int(state.step) for state, _, _ in results] == [1, 2, 3, 4, 5]
     assert np.isfinite(results[2][2]) == finite
@@ -144,12 +142,12 @@ def test_first_step_that_is_not_finite_is_remembered(mesh, loss, bad, finite):
 
 def test_state_and_totals_are_donated_and_the_batch_is_not(mesh):
     """The state is made in one jit, as a run does, and must not share buffers."""
-    plan = recipe(ema_decay=0.5)
-    make = functools.partial(steps.init_state, vector_init, plan)
+    settings = step_settings(ema_decay=0.5)
+    make = functools.partial(steps.init_state, vector_init, settings)
     state = jax.jit(make, out_shardings=sharding.replicated(mesh))(np.uint32(3))
     batch = put(mesh, {"x": np.ones((16, 3), np.float32)}, batch=True)
     totals = zeros(linear_loss, mesh, state, batch)
-    new_state, new_totals, value = steps.make_train_step(linear_loss, mesh, plan)(
+    new_state, new_totals, value = steps.make_train_step(linear_loss, mesh, settings)(
         np.uint32(3), state, totals, batch
     )
     assert all(x.is_deleted() for x in jax.tree.leaves((state, totals)))
@@ -179,11 +177,11 @@ def test_updates_are_every_few_steps_and_the_decay_is_of_an_update(mesh, every):
     """The memory is short at first, in updates: min(0.25, (1 + n) / (10 + n)) after n updates."""
     sgd = make_optimizer(0.5, momentum=0.0)
     batches = [{"x": hashed((16, 3), salt).astype(np.float32)} for salt in range(20, 28)]
-    plan = recipe(optimizer=sgd, ema_decay=0.25, ema_every=every)
+    settings = step_settings(optimizer=sgd, ema_decay=0.25, ema_every=every)
     want = {"params": {"w": np.full(3, 2.0)}, "model_state": {"mean": np.zeros(3)}}
     decays = [1 / 10, 2 / 11, 3 / 12, *[0.25] * 5]
     done = 0
-    for number, (state, _, _) in enumerate(run(linear_loss, mesh, plan, batches), 1):
+    for number, (state, _, _) in enumerate(run(linear_loss, mesh, settings, batches), 1):
         if number % every == 0:
             new = {"params": state.params, "model_state": state.model_state}
             want = jax.tree.map(
@@ -199,11 +197,13 @@ def test_integers_are_those_of_the_last_update(mesh):
         terms = {"linear": (jnp.sum(params["w"] * batch["x"]), jnp.float32(len(batch["x"])))}
         return terms, {}, {"batches": model_state["batches"] + 1}
 
-    plan = recipe(ema_decay=0.5, ema_every=2)
-    start = steps.init_state(lambda key: ({"w": jnp.ones(3)}, {"batches": jnp.int32(0)}), plan, 0)
+    settings = step_settings(ema_decay=0.5, ema_every=2)
+    start = steps.init_state(
+        lambda key: ({"w": jnp.ones(3)}, {"batches": jnp.int32(0)}), settings, 0
+    )
     state, batch = put(mesh, start), put(mesh, {"x": np.ones((16, 3), "f")}, batch=True)
     totals, seen = zeros(loss, mesh, state, batch), []
-    train_step = steps.make_train_step(loss, mesh, plan)
+    train_step = steps.make_train_step(loss, mesh, settings)
     for _ in range(5):
         state, totals, _ = train_step(np.uint32(0), state, totals, batch)
         seen.append(int(state.ema["model_state"]["batches"]))
@@ -264,11 +264,11 @@ def trained():
     params, model_state = resnet_state()
     rate: Any = optax.piecewise_constant_schedule(RATES[0], {1: 0.5, 2: 0.5})
     optimizer = make_optimizer(rate, momentum=MOMENTUM, nesterov=True, weight_decay=DECAY)
-    plan = recipe(learning_rate=rate, optimizer=optimizer)
-    state = put(mesh, steps.init_state(lambda key: (params, model_state), plan, 0))
+    settings = step_settings(optimizer=optimizer)
+    state = put(mesh, steps.init_state(lambda key: (params, model_state), settings, 0))
     batch = put(mesh, resnet_batch(), batch=True)
     totals, results = zeros(loss, mesh, state, batch), []
-    lowered = steps.make_train_step(loss, mesh, plan).lower(np.uint32(0), state, totals, batch)
+    lowered = steps.make_train_step(loss, mesh, settings).lower(np.uint32(0), state, totals, batch)
     step = lowered.compile(QUICK)
     for _ in RATES:
         state, totals, _ = step(np.uint32(0), state, totals, batch)
@@ -423,11 +423,15 @@ def test_frozen_parameters_have_no_part_in_the_norm(mesh):
         value, weight = terms["all"]
         return {"all": (value * params["frozen"][0], weight)}, metrics, model_state
 
-    plan = recipe(optimizer=optax.sgd(0.1), frozen=lambda p: {"w": False, "frozen": True})
-    start = steps.init_state(lambda key: (params, state), plan, 0)
+    settings = step_settings(
+        optimizer=optax.sgd(0.1), frozen=lambda p: {"w": False, "frozen": True}
+    )
+    start = steps.init_state(lambda key: (params, state), settings, 0)
     start, placed = put(mesh, start), put(mesh, batch, batch=True)
     totals = zeros(loss, mesh, start, placed)
-    after, totals, _ = steps.make_train_step(loss, mesh, plan)(np.uint32(0), start, totals, placed)
+    after, totals, _ = steps.make_train_step(loss, mesh, settings)(
+        np.uint32(0), start, totals, placed
+    )
     assert float(after.params["frozen"][0]) == 3.0
     norm = np.linalg.norm(3 * wanted_gradient(params, batch))
     np.testing.assert_allclose(totals["gradient_norm"][0], norm, rtol=1e-5)

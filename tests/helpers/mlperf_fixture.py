@@ -128,19 +128,19 @@ def write_run(config: Any, workdir: str, scores: list[Any], clock: Clock) -> Non
     benchmark = settings.load_benchmark(workdir)
     examples = benchmark.declared_examples("train")
     plan = make_plan(settings, benchmark, examples)
-    every, recipe, mesh = plan.eval_every, plan.recipe, made_up_mesh(config)
+    every, mesh = plan.eval_every, made_up_mesh(config)
     programs = Programs(settings, benchmark, mesh)
     mlperf.check_run(programs, True)
     log = mlperf.begin_log(programs, time.time())
     logger = logging.getLogger("tpu_suite")
     others, logger.handlers = logger.handlers, []  # logs of earlier runs in this process are slow
     try:
-        log.describe(recipe, shapes(config.benchmark, benchmark), mesh, every.next_after)
+        log.describe(plan, shapes(config.benchmark, benchmark), mesh)
         clock.seconds += 60
         log.run_starts()
         step = 0
         for score in scores:
-            step = min(every.next_after(step) or recipe.total_steps, recipe.total_steps)
+            step = min(every.next_after(step) or plan.total_steps, plan.total_steps)
             clock.seconds += 2400
             log.eval_starts(step)
             every_one = {target.metric: score for target in benchmark.targets}

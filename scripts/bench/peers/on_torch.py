@@ -112,7 +112,7 @@ def make_step(networks: ModuleType, programs: Programs, batch: HostBatch) -> Cal
             loss = loss_of(*inputs)
         optimizer.zero_grad()
         loss.backward()
-        if norm := settings.optimizer.gradient_clip_norm:
+        if norm := settings.gradient_clip_norm:
             torch.nn.utils.clip_grad_norm_(module.parameters(), norm)
         optimizer.step()
         return float(loss.detach())
@@ -135,13 +135,12 @@ def freeze(module: Any, parts: str) -> None:
 
 def _optimizer(torch: Any, settings: Settings, module: Any) -> Any:
     """The config's optimizer of all trained parameters; weight decay applies to kernels only."""
-    rule = settings.optimizer
     trained = [x for x in module.parameters() if x.requires_grad]
-    if rule.optimizer == "adam":
-        betas = rule.adam_beta1, rule.adam_beta2
-        return torch.optim.Adam(trained, _RATE, betas, rule.adam_epsilon, fused=True)
+    if settings.optimizer == "adam":
+        betas = settings.adam_beta1, settings.adam_beta2
+        return torch.optim.Adam(trained, _RATE, betas, settings.adam_epsilon, fused=True)
     kernels = [x for x in trained if x.ndim > 1]
     others = [x for x in trained if x.ndim <= 1]
-    groups = [{"params": kernels, "weight_decay": rule.weight_decay}, {"params": others}]
-    options = {"momentum": rule.momentum, "nesterov": rule.nesterov, "fused": True}
+    groups = [{"params": kernels, "weight_decay": settings.weight_decay}, {"params": others}]
+    options = {"momentum": settings.momentum, "nesterov": settings.nesterov, "fused": True}
     return torch.optim.SGD(groups, _RATE, **options)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import benchmarks
 from benchmarks.detection import exhibits
 from benchmarks.detection.detector import Detector
 from benchmarks.detection.mask_rcnn import MaskRcnn
@@ -16,6 +15,7 @@ from benchmarks.detection.scoring import Scorer
 from common.errors import CheckpointError, ConfigError
 from common.keys import read_config
 from configs import mask_rcnn, mask_rcnn_digits, ssd
+from tests.conftest import adopt_values
 
 VALUES = {
     **{"num_classes": 0, "input_streams": 4, "shuffle_buffer_size": 32, "max_boxes": 4},
@@ -147,12 +147,12 @@ DETECTORS = pytest.mark.parametrize("module", RESNETS, ids=["mask_rcnn", "ssd"])
 
 
 def begun(module, **values):
-    """The notes on a detector that begins with a ResNet, and the detector's config."""
+    """The values of a detector that begins with a ResNet."""
     config = module.get_config()
     config.init_from = "/resnet"
     own = {"num_label_classes": 1000, **RESNETS[module], **values}
     manifest = {"benchmark": "resnet", "config": own, "num_train_examples": 9}
-    return benchmarks.settle_config(config, manifest, (), whole=False), config
+    return adopt_values(config, manifest)
 
 
 @DETECTORS

@@ -22,6 +22,7 @@ from common.foreign import files, resnets
 from common.foreign.files import Foreign
 from common.trees import by_name
 from configs import finetune, mask_rcnn, small, ssd
+from tests.conftest import adopt_values
 
 SMALL = {"num_filters": 2, "pyramid_filters": 4, "box_features": (6, 5), "mask_features": (3,) * 4}
 
@@ -115,8 +116,7 @@ def test_a_file_becomes_a_model_and_a_start(masks, tmp_path):
     half = {k: v.astype(ml_dtypes.bfloat16) if v.ndim == 2 else v for k, v in masks.items()}
     path = saved(half, tmp_path)
     config = mask_rcnn.get_config()
-    notes = benchmarks.settle_config(config, path, (), whole=True)
-    assert "config.anchor_grid='corners' instead of 'centres', as the weights want it" in notes
+    assert adopt_values(config, path, whole=True)["anchor_grid"] == "corners"
     benchmark: Any = benchmarks.load(config.lock(), "")
     imported = benchmark.uses.read_foreign(path)
     assert imported.metadata["imported"]["format"] == "safetensors" and "90 classes" in imported[4]
@@ -128,7 +128,7 @@ def test_a_file_becomes_a_model_and_a_start(masks, tmp_path):
     )
     config = mask_rcnn.get_config()
     config.update({**SMALL, "num_classes": 7})
-    benchmarks.settle_config(config, path, (), whole=False)
+    adopt_values(config, path)
     assert (config.max_pool, config.anchor_grid, config.num_classes) == ("torch", "corners", 7)
     tuned: Any = benchmarks.load(config.lock(), "")
     ours: Any = jax.eval_shape(tuned.init, jax.random.key(0))
@@ -197,10 +197,9 @@ def test_a_file_of_a_resnet_is_a_backbone(
     config.update({"init_from": path, "num_filters": 4})
     if words:
         with pytest.raises(ConfigError, match=words):
-            benchmarks.settle_config(config, path, (), whole=False)
+            adopt_values(config, path)
         return
-    notes = benchmarks.settle_config(config, path, (), whole=False)
-    assert notes == ["config.max_pool='torch' instead of 'same', as the weights want it"]
+    assert adopt_values(config, path) == {"max_pool": "torch"}
     detector: Any = benchmarks.load(config.lock(), "")
     loaded = detector.uses.read_foreign(path)
     assert len(parsed) == 1
@@ -227,7 +226,7 @@ def test_the_backbone_follows_a_resnet(recipes, name, depth, sizes, tmp_path):
     """Sizes that the user types stay, and then the arrays do not fit."""
     path, params = resnet(tmp_path, depth)
     config = recipes.get_config(name)
-    benchmarks.settle_config(config, path, (), whole=False)
+    adopt_values(config, path)
     assert {key: config[key] for key in sizes} == sizes
     detector: Any = benchmarks.load(config, "")
     loaded = detector.uses.read_foreign(path)
@@ -246,7 +245,7 @@ def test_files_that_a_detector_cannot_take(masks, tmp_path):
     """Those of another detector, of other sizes, and of neither a detector nor a ResNet."""
     path = saved(masks, tmp_path)
     with pytest.raises(DataError, match=r"is torchvision's .* --config=configs/mask_rcnn.py takes"):
-        benchmarks.settle_config(ssd.get_config(), path, (), whole=False)
+        adopt_values(ssd.get_config(), path)
     with pytest.raises(DataError, match="it has other shapes: backbone"):
         load(mask_rcnn).uses.read_foreign(path)
     path = saved({"x": np.zeros(2, np.float32)}, tmp_path)

@@ -19,9 +19,10 @@ from common.trees import Parts, by_name
 from configs import finetune, mask_rcnn, ssd
 from engine.checkpoint import model_source
 from engine.checkpoint import weights as saved
-from engine.plan import make_plan, read_settings
+from engine.plan import make_plan
 from engine.run import Run, first_state
 from tests.benchmarks.detection.test_weights import shapes, written
+from tests.conftest import resolved
 
 
 class Case(NamedTuple):
@@ -85,11 +86,6 @@ def write_file(case, classes, path):
     safetensors.numpy.save_file({k: v.astype(np.float32) for k, v in arrays.items()}, path)
 
 
-def settings(config, workdir, mode):
-    notes = importing.settle(config, str(workdir), mode, ())
-    return read_settings(config.lock(), str(workdir)), notes
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.recipe.__name__)
 def test_a_file_is_imported_and_evaluated(case, request, tmp_path):
@@ -97,11 +93,11 @@ def test_a_file_is_imported_and_evaluated(case, request, tmp_path):
     data_dir, path = request.getfixturevalue(case.data), str(tmp_path / "model.safetensors")
     write_file(case, case.classes, path)
     workdir = tmp_path / "imported"
-    importing.run(settings(configured(case, "", init_from=path), workdir, "import")[0])
+    importing.run(resolved(configured(case, "", init_from=path), workdir, "import")[0])
     manifest = model_source.peek(str(workdir))
     assert manifest and manifest["config"]["num_classes"] == case.classes
     assert manifest["config"]["max_pool"] == "torch" and manifest["imported"]["channels"] == "RGB"
-    ready, _ = settings(configured(case, data_dir), workdir, "eval")
+    ready, _ = resolved(configured(case, data_dir), workdir, "eval")
     assert 0 <= evaluating.evaluate(ready, "latest", 0)["mAP"] <= 1
     rows = json.loads((workdir / "eval/detections.json").read_text())
     assert rows and {row["category_id"] for row in rows} <= {3, 7, 12, 90}
@@ -114,7 +110,7 @@ def test_a_file_is_fine_tuned(case, request, tmp_path):
     data_dir, path = request.getfixturevalue(case.data), str(tmp_path / "model.safetensors")
     write_file(case, 7, path)
     config = configured(case, data_dir, init_from=path)
-    ready, notes = settings(config, tmp_path, "train")
+    ready, notes = resolved(config, tmp_path, "train")
     assert "config.max_pool='torch' instead of 'same', as the weights want it" in notes
     run = Run.open(ready)
     first_state(run, make_plan(ready, run.benchmark, 90))
@@ -123,7 +119,7 @@ def test_a_file_is_fine_tuned(case, request, tmp_path):
     assert new == case.heads and sum(what == "taken" for what, _ in rows) > 2 * len(case.heads)
 
     config = configured(case, data_dir, init_from=path, num_classes=7)
-    same = settings(config, tmp_path / "same", "train")[0].load_benchmark("")
+    same = resolved(config, tmp_path / "same", "train")[0].load_benchmark("")
     drawn = jax.eval_shape(same.init, jax.random.key(0))
     params, state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), drawn)
     weights = model_source.initial_weights(path, same.uses.read_foreign)
@@ -146,9 +142,9 @@ def test_a_model_is_fine_tuned(case, recipe, request, tmp_path):
     data_dir, path = request.getfixturevalue(case.data), str(tmp_path / "model.safetensors")
     model, workdir = str(tmp_path / "model"), tmp_path / "run"
     write_file(case, 4, path)
-    importing.run(settings(configured(case, "", init_from=path), model, "import")[0])
+    importing.run(resolved(configured(case, "", init_from=path), model, "import")[0])
     case = case._replace(recipe=recipe)
-    ready, notes = settings(configured(case, data_dir, init_from=model), workdir, "train")
+    ready, notes = resolved(configured(case, data_dir, init_from=model), workdir, "train")
     assert {f"config.{key}" for key in case.sizes} <= {note.partition("=")[0] for note in notes}
     train.train_and_evaluate(ready, evaluating=False)
     rows = [line.split("\t") for line in (workdir / "init_from.txt").read_text().splitlines()]

@@ -12,6 +12,7 @@ import train
 from benchmarks.ncf.preparation import ratings
 from benchmarks.ncf.ratings import ML_20M
 from commands import evaluating
+from common import keys
 from common.errors import DataError, UserError
 from configs import ncf, ncf_synthetic
 from engine import locations
@@ -167,7 +168,7 @@ def test_without_data_one_line_says_so(tmp_path, monkeypatch):
     for name in ("MLP_PATH_GCS_NCF", "TPU_MODEL_DIR"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(UserError, match="data_dir=DIR or set MLP_PATH_GCS_NCF$"):
-        locations.data_dir(ncf.get_config(), print)
+        locations.data_dir(keys.read_config(locations.Keys, ncf.get_config()), print)
     monkeypatch.setattr(train.Trainer, "_compile", None)
     with pytest.raises(UserError) as caught:
         train.train_and_evaluate(settings(tmp_path, data_dir=str(tmp_path)))

@@ -24,7 +24,7 @@ from engine.plan import make_plan, read_settings
 from engine.report import history
 from engine.run import first_state
 from engine.stopping import StoppingRule
-from tests.conftest import make_programs, make_recipe, make_tiny_config, open_run, plan_of
+from tests.conftest import make_programs, make_tiny_config, open_run, plan_of
 from tests.helpers.preparation import write_shards
 from tests.test_train import (  # noqa: F401 (a fixture)
     assert_same_state,
@@ -93,7 +93,7 @@ def test_a_part_that_is_none_is_refused_before_anything_is_compiled(
 def test_something_must_be_trained(tiny_records):
     config = make_tiny_config(tiny_records, freeze="conv,bn,head")
     with pytest.raises(ConfigError, match="leaves nothing to train"):
-        make_programs(config).abstract_state(make_recipe(config, 90))
+        make_programs(config).abstract_state(plan_of(config, 90))
 
 
 def test_the_head_has_its_own_rate_and_frozen_parts_none(tiny_records):
@@ -108,7 +108,7 @@ def test_the_head_has_its_own_rate_and_frozen_parts_none(tiny_records):
     gradients = jax.tree.map(np.ones_like, params)
 
     def changes(config) -> Any:
-        optimizer = make_recipe(config, 90).optimizer
+        optimizer = plan_of(config, 90).step_settings.optimizer
         state = optimizer.init(params)
         return optimizer.update(gradients, state, params)[0]
 

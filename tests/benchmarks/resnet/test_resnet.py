@@ -245,9 +245,8 @@ def test_the_gradient_tutorials_recipe():
     assert benchmark.input_spec == NAMED["vgg"]
     params, _ = jax.eval_shape(benchmark.init, jax.random.key(0))
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 25_549_352
-    rate = schedules.make(
-        settings.schedule, batch_size=1024, train_steps=130_000, num_examples=1_281_167
-    )
+    sizes = {"batch_size": 1024, "train_steps": 130_000, "num_examples": 1_281_167}
+    rate = schedules.make(settings, **sizes)
     epoch = 1_281_167 / 1024
     for epochs, expected in ((0, 0), (2.5, 0.2), (10, 0.4), (31, 0.04), (61, 4e-3), (81, 4e-4)):
         assert float(rate(round(epochs * epoch))) == pytest.approx(expected, rel=2e-3, abs=1e-9)

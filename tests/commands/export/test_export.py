@@ -95,7 +95,7 @@ def make_workdir(workdir, records, **overrides):
     values = {"image_size": 32, "max_pool": "torch"} | overrides
     config = make_tiny_config(records, **values)
     run = open_run(config, workdir)
-    state = run.programs.initial_state(plan_of(config, 90).recipe)
+    state = run.programs.initial_state(plan_of(config, 90))
     items = model_items(state)
     items = items | {k: drawn(items[k]) for k in ("params", "model_state")}
     checkpoints = Checkpointer(run.checkpoints_dir, keep=1, best=lambda: None)

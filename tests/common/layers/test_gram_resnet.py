@@ -20,7 +20,7 @@ from benchmarks.resnet import architecture
 from common.layers import convolutions, cpu, gram_resnet, space_to_depth
 from engine import feed
 from tests.common.layers.test_gram_norm import QUICK, assert_close, jitted
-from tests.conftest import make_programs, make_recipe, make_tiny_config
+from tests.conftest import make_programs, make_tiny_config, plan_of
 
 
 def random_leaves(shapes: Any, seed: int = 1, dtype: Any = np.float64) -> Any:
@@ -339,15 +339,15 @@ def test_a_short_run_ends_where_the_plain_one_does(tiny_records, tmp_path, span,
         sizes = {"resnet_depth": 50, "image_size": 32, "train_batch_size": 32}
         config = make_tiny_config(tiny_records, **changes, **sizes).lock()
         plan = make_programs(config, str(tmp_path))
-        recipe = make_recipe(config, plan.benchmark.num_examples("train"))
-        abstract = plan.abstract_state(recipe)
+        planned = plan_of(config, plan.benchmark.num_examples("train"))
+        abstract = plan.abstract_state(planned)
         spec = plan.abstract_totals(abstract)
-        ((_, lowered),) = plan.lower_train(recipe, abstract, spec)
+        ((_, lowered),) = plan.lower_train(planned, abstract, spec)
         step = lowered.compile(QUICK)
-        state, totals = plan.initial_state(recipe), plan.zeros(spec)()
-        batches, seed = plan.benchmark.train_batches(32, 0, 1, 0), plan.seed(recipe)
+        state, totals = plan.initial_state(planned), plan.zeros(spec)()
+        batches, seed = plan.benchmark.train_batches(32, 0, 1, 0), plan.seed()
         values = []
-        for batch in itertools.islice(feed.Feed(batches, plan.mesh), recipe.total_steps):
+        for batch in itertools.islice(feed.Feed(batches, plan.mesh), planned.total_steps):
             state, totals, loss = step(seed, state, totals, batch)
             values.append(float(loss))
         return np.array(values)

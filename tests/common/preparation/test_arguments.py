@@ -75,9 +75,9 @@ def test_the_command_fits_the_data(case, tmp_path, monkeypatch):
 def check_plan(config, examples):
     """The schedule of a config suits so many training examples."""
     plan = plan_of(config, examples)
-    total, batch = plan.recipe.total_steps, config.train_batch_size
+    total, batch = plan.total_steps, config.train_batch_size
     assert batch <= examples and 5 <= total * batch / examples <= 1000
-    assert plan.recipe.learning_rate.warmup_steps <= total / 5
+    assert plan.learning_rate.warmup_steps <= total / 5
     assert (plan.eval_every.next_after(0) or total) < total
 
 

@@ -17,7 +17,7 @@ from common.errors import CheckpointError, DataError
 from engine.cadence import Every
 from engine.checkpoint import resuming
 from engine.plan import Programs, read_settings
-from tests.conftest import make_recipe, make_tiny_config
+from tests.conftest import make_tiny_config, plan_of
 
 
 def renamed(source, target, mapping):
@@ -236,7 +236,7 @@ def test_other_batches_of_batch_norm_are_told(tiny_records):
         Programs.make(read_settings(config), "", jax.devices()[:count]) for count in (8, 2, 1)
     ]
     assert [p.norm_examples for p in programs] == [2, 8, 16]
-    state = programs[0].abstract_state(make_recipe(config, 90))
+    state = programs[0].abstract_state(plan_of(config, 90))
     unchanged = [resuming.norm_change(programs[0], then, state) for then in (2, None)]
     assert unchanged == ["", ""]
     text = resuming.norm_change(programs[0], 8, state)

@@ -102,10 +102,8 @@ def test_a_run_that_hangs_ends_with_the_code_of_a_restart(signum, code, monkeypa
     monkeypatch.setattr(processes, "fail", lambda *args: failures.append(args))
     dog = types.SimpleNamespace(close=lambda: None)
     monkeypatch.setattr(watchdog, "Watchdog", lambda *_, **more: made.append(more) or dog)
-    limits = types.SimpleNamespace(watchdog_seconds=60.0)
-    run: Any = types.SimpleNamespace(
-        settings=types.SimpleNamespace(limits=limits), log=types.SimpleNamespace(note=str)
-    )
+    settings = types.SimpleNamespace(watchdog_seconds=60.0)
+    run: Any = types.SimpleNamespace(settings=settings, log=types.SimpleNamespace(note=str))
     with Run.watched(run):
         made[0]["leave"]("nothing moved")
     assert failures == [("nothing moved", code)]

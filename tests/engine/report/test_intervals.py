@@ -57,9 +57,9 @@ def make_intervals(clock, monkeypatch):
         benchmark = known(unit="images", throughput=throughput, advice={})
         settings = known(train_batch_size=32)
         run: Any = known(benchmark=benchmark, settings=settings, mesh=None, metrics=("accuracy",))
-        recipe = known(total_steps=total_steps, learning_rate=lambda step: 0.1 * step)
+        steps = {"total_steps": total_steps, "learning_rate": lambda step: 0.1 * step}
         every = known(next_after=next_evaluation)
-        plan: Any = known(num_examples=num_examples, recipe=recipe, eval_every=every)
+        plan: Any = known(num_examples=num_examples, eval_every=every, **steps)
         reporter: Any = Reporter()
         evaluating = next_evaluation is not None
         feed: Any = None

@@ -18,6 +18,7 @@ from common.layers import space_to_depth
 from common.trees import by_name
 from configs import mask_rcnn
 from models import resnet, stem
+from tests.conftest import adopt_values
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 detection = pytest.importorskip("torchvision.models.detection")
@@ -127,7 +128,7 @@ def test_detections_are_torchvision_s(network, tmp_path, monkeypatch):
     config = mask_rcnn.get_config()
     config.update({"image_short": size[0], "image_long": size[1], "image_shape": size})
     config.precision = "float32"
-    benchmarks.settle_config(config, path, (), whole=True)
+    adopt_values(config, path, whole=True)
     benchmark = benchmarks.load(config.lock(), "")
     imported = benchmark.uses.read_foreign(path)
     assert imported is not None

@@ -25,7 +25,7 @@ from tests.benchmarks.resnet.preparation.test_imagenet import (
 )
 from tests.benchmarks.resnet.preparation.test_imagenet_gcs import assert_same
 from tests.common.preparation.test_schema import frames
-from tests.conftest import make_recipe
+from tests.conftest import plan_of
 from tests.helpers.preparation import typed
 
 CATEGORIES = [{"id": 12, "name": "owl"}, {"id": 3, "name": "cat"}, {"id": 7, "name": "Ähre"}]
@@ -153,11 +153,11 @@ def test_the_schedule_fits_the_number_of_images(masks, images, batch, steps, mon
     recipe, flags = small_data(images, masks)
     assert recipe == ("mask_rcnn" if masks else "ssd")
     config = typed(arguments.train_command(recipe, "x", *flags), monkeypatch)[1]
-    recipe = make_recipe(config.lock(), images)
-    assert (config.train_batch_size, recipe.total_steps) == (batch, steps)
+    plan = plan_of(config.lock(), images)
+    assert (config.train_batch_size, plan.total_steps) == (batch, steps)
     peak = 0.02 if masks else 2.5e-3 * batch / 32
     parts = np.array([0.05, 0.66, 0.67, 0.83, 0.84]) * steps
-    rates = recipe.learning_rate(parts.astype(int))
+    rates = plan.learning_rate(parts.astype(int))
     np.testing.assert_allclose(rates, peak * np.array([1, 1, 0.1, 0.1, 0.01]), rtol=2e-3)
     assert config.steps_per_eval == config.steps_per_checkpoint == str(steps // 10)
     assert not config.stop_at_target

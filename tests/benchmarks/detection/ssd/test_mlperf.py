@@ -9,7 +9,7 @@ from mlperf_compliance import tags
 from common.errors import UserError
 from configs import mlperf_ssd, ssd
 from engine.cadence import Every
-from tests.conftest import make_recipe
+from tests.conftest import plan_of
 from tests.engine.test_mlperf import complaints, rows
 from tests.helpers.mlperf_fixture import mlperf_config, write_run
 
@@ -45,7 +45,7 @@ def test_v05(tmp_path, clock):
 
 def test_the_recipe_of_2018_has_googles_schedule():
     """Base 2.5e-3 per 32 images; warm-up of 3, drops at 160k and 200k steps of 32 images."""
-    rate: Any = make_recipe(ssd.get_config().lock(), 117_266).learning_rate
+    rate: Any = plan_of(ssd.get_config().lock(), 117_266).learning_rate
     assert rate.warmup_steps == 352  # 360,000 images
     steps = np.array([0, 176, 352, 4_999, 5_000, 6_249, 6_250, 7_499])  # 5,120,000 and 6,400,000
     expected = [0, 0.04, 0.08, 0.08, 0.008, 0.008, 0.0008, 0.0008]
@@ -65,14 +65,14 @@ def test_the_recipe_of_2018_has_googles_schedule():
 )
 def test_every_drop_of_a_recipe_happens(name, warmup, peak, drops, last):
     config: Any = mlperf_ssd.get_config(name)
-    recipe = make_recipe(config.lock(), 117_266)
+    plan = plan_of(config.lock(), 117_266)
     size = config.train_batch_size
-    assert recipe.total_steps == round(last * 117_266 / size)
+    assert plan.total_steps == round(last * 117_266 / size)
     for factor, images in zip((0.1, 0.01), drops, strict=True):
-        before, after = recipe.learning_rate(np.array([images // size - 2, images // size + 2]))
+        before, after = plan.learning_rate(np.array([images // size - 2, images // size + 2]))
         assert [before, after] == pytest.approx([10 * factor * peak, factor * peak], rel=1e-5)
-    assert recipe.learning_rate(np.int32(warmup)) == pytest.approx(peak, rel=1e-5)
-    assert drops[1] // size + 2 < recipe.total_steps
+    assert plan.learning_rate(np.int32(warmup)) == pytest.approx(peak, rel=1e-5)
+    assert drops[1] // size + 2 < plan.total_steps
     saves = Every.parse(
         config.steps_per_checkpoint, batch_size=size, num_examples=117_266, name="s"
     )

@@ -8,6 +8,7 @@ import benchmarks
 from benchmarks.detection.ssd.settings import Maps
 from common.keys import read_config
 from configs import ssd
+from tests.conftest import adopt_values
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 resnets = pytest.importorskip("torchvision.models.resnet")
@@ -122,7 +123,7 @@ def test_detections_are_the_reference_s(tmp_path):
         deltas, logits = network(images.contiguous())
     config = ssd.get_config()
     config.precision = "float32"
-    benchmarks.settle_config(config, path, (), whole=True)
+    adopt_values(config, path, whole=True)
     benchmark = benchmarks.load(config.lock(), "")
     imported = benchmark.uses.read_foreign(path)
     assert imported is not None

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import benchmarks
 import models
 from benchmarks.resnet.use import tensorflow_weights, weights
-from commands import importing
 from common import foreign
 from common.data.shards import tensorflow
 from common.errors import ConfigError, DataError
@@ -219,7 +219,7 @@ def test_a_benchmark_without_a_reader_says_what_a_checkpoint_holds(tmp_path):
     for path in ("", "/model.ckpt-250000", "/model.ckpt-250000.index"):
         config.init_from = f"{tmp_path}{path}"
         with pytest.raises(ConfigError, match=f"TensorFlow with the arrays {layer}, with which"):
-            importing.settle(config, "", "train", ())
+            benchmarks.adopted_values(config, foreign.find(config.init_from), (), whole=False)
     assert foreign.find(f"{tmp_path}/model.ckpt-9") == ""
 
 

@@ -10,13 +10,12 @@ import pytest
 
 import benchmarks
 import train
-from commands import importing
 from common.errors import ConfigError, UserError
 from common.trees import by_name
 from configs import finetune, transformer
 from engine.checkpoint import model_source
-from engine.plan import read_settings
 from tests.benchmarks.translation import sentences_fixture
+from tests.conftest import resolved
 
 SIZES = {"num_layers": 1, "width": 8, "mlp_width": 16, "num_heads": 2}
 
@@ -29,8 +28,8 @@ def trained(recipe, data_dir, workdir, **values) -> list[str]:
     config.update({"precision": "float32", "input_streams": 2, "compilation_cache": ""})
     config.update({"train_steps": "2", "warmup_steps": "1", "log_step_count_steps": "1"})
     config.update(values)
-    notes = importing.settle(config, str(workdir), "train", ())
-    train.train_and_evaluate(read_settings(config.lock(), str(workdir)), evaluating=False)
+    settings, notes = resolved(config, workdir)
+    train.train_and_evaluate(settings, evaluating=False)
     return notes
 
 
