@@ -3,22 +3,26 @@
 The exported `common.portable.Program` is a function of a photo.
 """
 
-import dataclasses
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.detection import coco, exhibits, records, weights
-from benchmarks.uses import Exhibit, Imported, Uses
+from benchmarks.detection import exhibits, records, weights
+from benchmarks.uses import Boxes, Detection, Exhibit, Imported
 from common.data.shards import tensorflow
 from common.errors import UserError
 from common.images import manifest, photos, pixels
 from common.images.input_spec import run_decoder
 from common.portable import Arrays, Program
+
+if TYPE_CHECKING:
+    from benchmarks.detection.detector import Detector
 
 _MARGIN = 1e-3  # how far rounding may move a score below the least one
 _MEANING = {  # the meaning of a program's inputs and outputs
@@ -30,33 +34,15 @@ _MEANING = {  # the meaning of a program's inputs and outputs
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Detections:
-    """The objects that a detector found on one photo, the best first."""
-
-    scores: np.ndarray  # f32[n], above 0
-    classes: np.ndarray  # int32[n], from 1
-    boxes: np.ndarray  # f32[n, 4], (y0, x0, y1, x1) in pixels of the photo
-    outlines: Sequence[Any] = ()  # each object's run lengths, as pycocotools writes them
-
-    def inside(self, i: int) -> np.ndarray:
-        """bool[height, width], the pixels of the photo that belong to object i."""
-        height, width = self.outlines[i]["size"]
-        return coco.outline_mask(self.outlines[i], height, width).astype(bool)
-
-
-class DetectorUses(Uses):
+class DetectorUses(Boxes):
     """The uses of a detector."""
 
-    answers = "boxes"
-    at_once = 8  # photos that a device computes at once
     commands = {
         "find objects on photos": "python predict.py photo.jpg folder/ --workdir={workdir} "
         "--draw=drawn",
     }
 
-    def __init__(self, benchmark: Any):
-        """`benchmark` is a `benchmarks.detection.detector.Detector`."""
+    def __init__(self, benchmark: Detector):
         self._benchmark = benchmark
         self._decoders: dict[bool, tuple[Callable[..., Any], Callable[..., Any]]] = {}
 
@@ -72,11 +58,6 @@ class DetectorUses(Uses):
         return {"categories": self._benchmark.numbered(tuple(known))}
 
     def listed(self, paths: Sequence[str]) -> tuple[str, dict[int, tuple[int, int, int]]]:
-        """The file of annotations in the folder of the run's data, and the pictures that it lists.
-
-        The second value has the id, height and width of each listed picture, by its index in
-        `paths`. ("", {}) where there is no such file.
-        """
         try:
             if not self._benchmark.keys.data_dir:
                 return "", {}
@@ -88,11 +69,6 @@ class DetectorUses(Uses):
         return known.path, {i: tuple(columns[row]) for i, row in rows.items()}
 
     def inputs(self, encoded: bytes, height: int, width: int) -> dict[str, Any]:
-        """The leaves of a batch for one photo, the same as evaluation makes from a record.
-
-        `encoded` is an upright JPEG of `height` x `width` pixels; DataError says that it cannot be
-        decoded.
-        """
         upright = height > width
         if upright not in self._decoders:
             tf = tensorflow()
@@ -157,11 +133,11 @@ class DetectorUses(Uses):
             distance=functools.partial(distance, min_score=benchmark.settings.detection.min_score),
         )
 
-    def detections(self, row: Mapping[str, np.ndarray], height: int, width: int) -> Detections:
-        """The objects of one photo, from a row of `predict`; a score that is nan is no object."""
+    def detections(self, row: Mapping[str, np.ndarray], height: int, width: int) -> list[Detection]:
         best = np.argsort(-row["score"], kind="stable")
-        best = best[row["score"][best] > 0]
-        return Detections(row["score"][best], row["class"][best], row["boxes"][best])
+        best = best[row["score"][best] > 0]  # a score that is nan is no object
+        columns = (row[name][best].tolist() for name in ("class", "score", "boxes"))
+        return [Detection(n, score, tuple(box)) for n, score, box in zip(*columns, strict=True)]
 
     def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
         """The classes, the worst and the first images; detections.json in COCO's form."""

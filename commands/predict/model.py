@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
 from benchmarks.base import BATCH_AXES
+from benchmarks.uses import Uses
 from commands.predict.outputs import say
 from common.images import photos
 from engine import compiler, devices, locations, sharding, step
@@ -15,6 +16,7 @@ from engine.checkpoint import resuming
 from engine.checkpoint.model_source import Model
 
 Leaves = Mapping[str, np.ndarray]  # of one example, or of a batch
+U = TypeVar("U", bound=Uses)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +47,13 @@ def prepare(model: Model, accept_other_data: bool, checks_data: bool = True) -> 
     devices.check_platform()
     compiler.use_cache(model.config.compilation_cache)
     return model.in_float32() if jax.default_backend() == "cpu" else model
+
+
+def use(model: Model, kind: type[U]) -> U:
+    """The use of a model, which is of the kind that was chosen by it."""
+    uses = model.benchmark.uses
+    assert isinstance(uses, kind)
+    return uses
 
 
 def with_data(model: Model, data_dir: str, **changes: Any) -> Model:

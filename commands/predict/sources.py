@@ -174,13 +174,12 @@ def make_picture(path: str, data: bytes, prepare: Callable[[Jpeg], Leaves]) -> P
 class PictureModel:
     """A model that answers for pictures; classifiers and detectors are subclasses.
 
-    `summary` describes the model in the line that says it is loaded.
+    `summary` describes the model in the line that says it is loaded; a device computes `at_once`
+    pictures at once.
     """
 
-    at_once = 8  # pictures that a device computes at once
-
-    def __init__(self, model: Model, summary: str):
-        self.model, self.summary = model, summary
+    def __init__(self, model: Model, summary: str, at_once: int):
+        self.model, self.summary, self.at_once = model, summary, at_once
 
     def files(self, paths: Sequence[str]) -> list[tuple[str, str]]:
         """(flag, file) of each file that is written for some pictures, besides --out."""

@@ -19,6 +19,7 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 import predict
+from benchmarks.uses import Classes
 from commands import evaluating
 from commands.predict import classes, model, outputs, sources
 from commands.predict.sources import Picture
@@ -33,6 +34,7 @@ from tests.engine.checkpoint.test_model_source import (
     change_manifest,  # noqa: F401 (a fixture)
     workdir,  # noqa: F401 (a fixture)
 )
+from tests.helpers.uses import stub
 
 CLASSES = ["n0", "n1", "n2", "n3"]
 
@@ -64,9 +66,9 @@ def call(workdir, capsysbinary):  # noqa: F811
 
 def make_classifier(names, **flags):
     """A classifier without weights."""
-    config = types.SimpleNamespace(num_label_classes=len(names))
-    opened: Any = types.SimpleNamespace(config=config, manifest={"class_names": names})
-    opened.benchmark = types.SimpleNamespace(input_spec=NAMED["tensorflow"])
+    opened: Any = types.SimpleNamespace(manifest={"class_names": names})
+    uses = stub(Classes, num_classes=len(names), input_spec=NAMED["tensorflow"])
+    opened.benchmark = types.SimpleNamespace(uses=uses)
     return classes.Classifier(opened, classes.Options(**flags))
 
 
