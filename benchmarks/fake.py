@@ -47,8 +47,8 @@ class FakeData(Benchmark):
         """One batch for each of `stages`; without stages one of a middle kind."""
         specs = self.batch_spec("train", batch_size)
         ends = [*itertools.accumulate(stage.steps for stage in self.stages())]
-        kinds = specs if ends else [specs[len(specs) // 2]]
-        batches = [self._share(spec, "train", shard, num_shards) for spec in kinds]
+        used = specs if ends else [specs[len(specs) // 2]]
+        batches = [self._share(spec, "train", shard, num_shards) for spec in used]
         if not ends:
             return itertools.repeat(*batches)
         number = len(batches) - 1

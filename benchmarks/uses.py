@@ -210,7 +210,7 @@ class Boxes(Uses, abc.ABC):
 class Sentences(Uses, abc.ABC):
     """Translations of sentences: the model takes and gives ids of words, which 0 pads."""
 
-    # What sentences are padded to, rising: each length is compiled once. Longer ones double the last.
+    # What sentences are padded to, rising; longer ones double the last. Each is compiled once.
     lengths: Sequence[int] = (16, 64, 256, 1024)
     beams = 1  # translations that the search keeps; --beams sets `config.beam_size`
 

@@ -27,12 +27,12 @@ import numpy as np  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from benchmarks.uses import Boxes, Classes, Items, Sentences  # noqa: E402
+from commands import predict  # noqa: E402
 from commands.predict import boxes, classes, items, sentences, sources, texts  # noqa: E402
-from commands.predict.model import Leaves, Predictor, prepare  # noqa: E402
+from commands.predict.model import Leaves, Predictor  # noqa: E402
 from commands.predict.outputs import Row  # noqa: E402
 from common import console, limits  # noqa: E402
 from common.errors import ConfigError, DataError, UserError, one_line  # noqa: E402
-from common.images.photos import Jpeg  # noqa: E402
 from engine.checkpoint import model_source  # noqa: E402
 
 _SIDE = 960  # pixels of the longer side of a photo with boxes, whose lines are 3 pixels wide
@@ -63,8 +63,8 @@ def main(argv: list[str] | None = None) -> None:
             ) from error
         environment.show_log(sys.stderr)
         model = model_source.load(args.workdir, args.checkpoint)
-        model = model.changed(data_dir=args.data_dir) if args.data_dir else model
-        answer = make_answer(model, args.accept_other_data)
+        keys = {"data_dir": args.data_dir} if args.data_dir else {}
+        answer = make_answer(model, args.accept_other_data, **keys)
     except UserError as error:
         sys.exit(f"demo: {error}")
     with tempfile.TemporaryDirectory() as folder:
@@ -122,7 +122,9 @@ def make_page(model: model_source.Model, answer: Callable[[str], Any]) -> Any:
     )
 
 
-def make_answer(model: model_source.Model, accept_other_data: bool = False) -> Callable[[str], Any]:
+def make_answer(
+    model: model_source.Model, accept_other_data: bool = False, **keys: Any
+) -> Callable[[str], Any]:
     """Loads a model and compiles it; UserError if it cannot answer, as in predict.py.
 
     The result answers the path of a photo, a sentence, or users as --user of predict.py, with what
@@ -134,7 +136,7 @@ def make_answer(model: model_source.Model, accept_other_data: bool = False) -> C
             f"{model.source} is a model of the benchmark {model.config.benchmark!r}, for which "
             f"there is no page; {uses.hint}"
         )
-    model = prepare(model, accept_other_data)
+    model = predict.prepare(model, accept_other_data, **keys)
     if isinstance(uses, Sentences):
         options = sentences.Options(n_best=min(3, uses.beams))
         return functools.partial(_translate, sentences.Translator(model, options, 1))
@@ -148,7 +150,7 @@ def make_answer(model: model_source.Model, accept_other_data: bool = False) -> C
 
 
 def _classify(classifier: classes.Classifier, predictor: Predictor, path: str) -> dict[str, float]:
-    picture, _, result = _look(classifier, predictor, path)
+    picture, result = _look(classifier, predictor, path)
     best = _content(classifier.row(picture, result))["predictions"]
     names = [each["label"] for each in best]  # two classes may share a name
     return {
@@ -161,29 +163,30 @@ def _detect(
     detector: boxes.Detector, predictor: Predictor, path: str
 ) -> tuple[Image.Image, list[tuple[Any, str]]]:
     """The photo, and (box or mask, text) of each object."""
-    _, photo, result = _look(detector, predictor, path)
-    image = Image.open(io.BytesIO(photo.encoded)).convert("RGB")
+    picture, result = _look(detector, predictor, path)
+    assert picture.photo is not None
+    image = Image.open(io.BytesIO(picture.photo.encoded)).convert("RGB")
     times = _SIDE / max(image.size)
     image = image.resize([round(times * side) for side in image.size])
     objects = []
-    for each in detector.objects(photo, result):
+    for each in detector.objects(picture.photo, result):
         y0, x0, y1, x1 = (max(0, round(times * edge)) for edge in each.box)
-        place = (x0, y0, x1, y1)
+        region = (x0, y0, x1, y1)
         if each.inside:
             mask = Image.fromarray(each.inside()).resize(image.size)
-            place = np.asarray(mask) / 2  # half opaque
-        objects.append((place, f"{each.label} {each.score:.0%}"))
+            region = np.asarray(mask) / 2  # half opaque
+        objects.append((region, f"{each.label} {each.score:.0%}"))
     return image, objects
 
 
 def _look(
     model: sources.PictureModel, predictor: Predictor, path: str
-) -> tuple[sources.Picture, Jpeg, Leaves]:
-    """A picture, its photo, and what the model computes for it."""
+) -> tuple[sources.Picture, Leaves]:
+    """A photo, and what the model computes for it."""
     picture = sources.load_picture(path, model.inputs)
-    if picture.inputs is None or picture.photo is None:
+    if picture.inputs is None:
         raise DataError(picture.error)
-    return picture, picture.photo, predictor([picture.inputs])[0]
+    return picture, predictor([picture.inputs])[0]
 
 
 def _translate(translator: sentences.Translator, sentence: str) -> str:

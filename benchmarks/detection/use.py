@@ -54,19 +54,19 @@ class DetectorUses(Boxes):
         content = manifest.load(keys.data_dir) if keys.data_dir else None
         if content is None or not content.category_ids:
             return {}
-        known = sorted(zip(content.category_ids, content.class_names, strict=True))
-        return {"categories": self._benchmark.numbered(tuple(known))}
+        categories = sorted(zip(content.category_ids, content.class_names, strict=True))
+        return {"categories": self._benchmark.numbered(tuple(categories))}
 
     def listed(self, paths: Sequence[str]) -> tuple[str, dict[int, tuple[int, int, int]]]:
         try:
             if not self._benchmark.keys.data_dir:
                 return "", {}
-            known = self._benchmark.annotations
+            annotations = self._benchmark.annotations
         except UserError:  # the folder has moved, or has other data by now
             return "", {}
-        rows = {i: row for i, row in enumerate(known.listed(paths)) if row is not None}
-        columns = np.column_stack([known.image_ids, known.sizes]).tolist()
-        return known.path, {i: tuple(columns[row]) for i, row in rows.items()}
+        rows = {i: row for i, row in enumerate(annotations.listed(paths)) if row is not None}
+        columns = np.column_stack([annotations.image_ids, annotations.sizes]).tolist()
+        return annotations.path, {i: tuple(columns[row]) for i, row in rows.items()}
 
     def inputs(self, encoded: bytes, height: int, width: int) -> dict[str, Any]:
         upright = height > width
@@ -96,9 +96,9 @@ class DetectorUses(Boxes):
 
         Where upright photos have another padded shape, the program "upright" is for them.
         """
-        kinds = [False, True] if len(self._benchmark.image_shapes) > 1 else [False]
+        orientations = [False, True] if len(self._benchmark.image_shapes) > 1 else [False]
         model = jax.tree.map(jnp.asarray, (params, model_state))
-        return {"upright" if upright else "": self._program(model, upright) for upright in kinds}
+        return {"upright" * upright: self._program(model, upright) for upright in orientations}
 
     def _program(self, model: tuple[Any, Any], upright: bool) -> Program:
         benchmark = self._benchmark
@@ -213,9 +213,9 @@ def _average(x: jax.Array, length: jax.Array, count: int, size: Any) -> jax.Arra
 
     def total(add: Callable[[Any], jax.Array], *sides: int) -> jax.Array:
         # One row after another, as TensorFlow adds.
-        most = 2 * jnp.ceil(width).astype(jnp.int32) + 1
+        max_rows = 2 * jnp.ceil(width).astype(jnp.int32) + 1
         zeros = jnp.zeros((count, *sides))
-        return jax.lax.fori_loop(0, most, lambda i, before: before + add(i), zeros)
+        return jax.lax.fori_loop(0, max_rows, lambda i, before: before + add(i), zeros)
 
     shares = 1 / total(weights)
 

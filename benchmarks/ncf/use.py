@@ -164,12 +164,12 @@ def popularity(data: Interactions, columns: Mapping[str, np.ndarray]) -> Exhibit
     hit, gain = (columns[f"{name}_at_{TOP}"][order].astype(np.float64) for name in ("hr", "ndcg"))
     bars, table, mean = [], [], float(hit.mean())
     for users in even_groups(ratings, _GROUPS):
-        least, most = int(ratings[users].min()), int(ratings[users].max())
-        label = f"{least:,} to {most:,}" if most > least else f"{least:,}"
+        low, high = int(ratings[users].min()), int(ratings[users].max())
+        label = f"{low:,} to {high:,}" if high > low else f"{low:,}"
         bars.append(Bar(label, float(hit[users].mean()), mean, len(users)))
         items = len(np.unique(data.held_out[users]))
         scores = [f"{x[users].mean():.6f}" for x in (hit, gain)]
-        table.append([least, most, items, len(users), *scores])
+        table.append([low, high, items, len(users), *scores])
     head = ["least_ratings", "most_ratings", "items", "users", f"hr_at_{TOP}", f"ndcg_at_{TOP}"]
     return Exhibit(
         title="Popularity",

@@ -72,9 +72,9 @@ class TranslatorUses(Sentences):
                 f"{error}; the model translates with the vocabulary of its training: --data_dir "
                 "names another folder that has it"
             ) from error
-        if now["digest"] != (known := manifest["vocabulary"])["digest"]:
+        if now["digest"] != (then := manifest["vocabulary"])["digest"]:
             here, there = (
-                f"{v['size']:,} entries, SHA-256 {v['digest'][:12]}" for v in (now, known)
+                f"{v['size']:,} entries, SHA-256 {v['digest'][:12]}" for v in (now, then)
             )
             raise CheckpointError(
                 f"the vocabulary in {self._benchmark.settings.data_dir} ({here}) is not the one of "
@@ -221,11 +221,11 @@ def bleu_by_length(sentences: Sequence[Sentence], lengths: np.ndarray) -> Exhibi
     overall, bars, table = bleu(sentences)["BLEU"], [], []
     for group in even_groups(lengths, _GROUPS):
         scores = bleu([sentences[i] for i in group])
-        least, most = int(lengths[group].min()), int(lengths[group].max())
-        label = f"{least:,} to {most:,}" if most > least else f"{least:,}"
+        low, high = int(lengths[group].min()), int(lengths[group].max())
+        label = f"{low:,} to {high:,}" if high > low else f"{low:,}"
         bars.append(Bar(label, scores["BLEU"], overall, len(group)))
         numbers = [f"{scores[name]:.6f}" for name in ("BLEU", "exact", "length_ratio")]
-        table.append([least, most, len(group), *numbers])
+        table.append([low, high, len(group), *numbers])
     head = ["least_tokens", "most_tokens", "sentences", "BLEU", "exact", "length_ratio"]
     return Exhibit(
         title="BLEU by length",

@@ -5,13 +5,16 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
+
 from benchmarks.uses import Boxes, Classes, Items, Sentences, Uses
 from commands.predict import boxes, classes, items, sentences
-from commands.predict.model import Request, prepare
+from commands.predict.model import Request
 from commands.predict.outputs import check_output, say
 from common.errors import ConfigError
-from engine import environment
-from engine.checkpoint import model_source
+from common.images import photos
+from engine import compiler, devices, environment, locations
+from engine.checkpoint import model_source, resuming
 from engine.checkpoint.model_source import Model
 
 
@@ -29,6 +32,7 @@ KINDS: dict[type[Uses], Kind] = {
     Sentences: Kind(sentences.Options, sentences.FORMATS, sentences.run),
     Items: Kind(items.Options, items.FORMATS, items.run),
 }
+_KEYS = {"data_dir": "data_dir", "beams": "beam_size"}  # of the config, by the flag that sets them
 # The end of the name of --out that stands for each format; the first that fits counts.
 ENDS = {"coco": ".coco.json", "csv": ".csv", "json": ".json", "jsonl": ".jsonl", "text": ".txt"}
 
@@ -62,9 +66,27 @@ def run(request: Request) -> int:
                 f"{', '.join(f'--{name}' for name in flags)}"
             )
     form = _format(request.format, request.out, kind.formats)
-    model = prepare(model, request.accept_other_data, not request.options.get("labels"))
+    keys = {key: value for flag, key in _KEYS.items() if (value := request.options.get(flag))}
+    model = prepare(model, request.accept_other_data, not request.options.get("labels"), **keys)
     options = kind.options(**request.options)
     return kind.run(dataclasses.replace(request, format=form), options, model)
+
+
+def prepare(model: Model, accept_other_data: bool, checks_data: bool = True, **keys: Any) -> Model:
+    """The model that answers: with `keys` of its config, in float32 on CPUs, where that is as fast.
+
+    With `checks_data` it refuses a model whose data have other classes by now, unless
+    `accept_other_data` is True.
+    """
+    photos.quiet()
+    if "data_dir" in keys:
+        keys["data_dir"] = locations.check_path(keys["data_dir"], "--data_dir")
+    model = model.changed(**keys) if keys else model
+    if checks_data:
+        resuming.check_data(model, accept_other_data, say)
+    devices.check_platform()
+    compiler.use_cache(model.config.compilation_cache)
+    return model.in_float32() if jax.default_backend() == "cpu" else model
 
 
 def _format(given: str, out: str, formats: tuple[str, ...]) -> str:

@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from benchmarks.uses import Boxes
 from commands.predict import outputs, sources
-from commands.predict.model import Leaves, Request, use
+from commands.predict.model import Batch, Leaves, Request, use
 from commands.predict.outputs import Row, path_cell, say, shortest, shown, text_cell
 from commands.predict.sources import Picture
 from common.errors import count
@@ -86,8 +86,8 @@ class Detector(sources.PictureModel):
         # (id, name) of each class; "" where the data had no such class
         self._categories = model.manifest["categories"]
         self._uses = use(model, Boxes)
-        count = sum(bool(name) for _, name in self._categories)
-        super().__init__(model, f"{count:,} classes", self._uses.at_once)
+        classes = sum(bool(name) for _, name in self._categories)
+        super().__init__(model, f"{classes:,} classes", self._uses.at_once)
         model.check_finite()
         self._options, self._form = options, form
         if options.draw:
@@ -110,7 +110,7 @@ class Detector(sources.PictureModel):
             self._stems[path] = name
         return os.path.join(self._options.draw, f"{self._stems[path]}.jpg")
 
-    def predict(self, params: Any, model_state: Any, batch: Any) -> Any:
+    def predict(self, params: Any, model_state: Any, batch: Batch) -> Batch:
         rows = self.model.benchmark.predict(params, model_state, batch)
         return {name: values for name, values in rows.items() if name != "image_id"}
 
@@ -169,9 +169,9 @@ def table(rows: Iterable[Row], width: int) -> Iterator[str]:
         found = count(len(objects), "object") if objects else "no objects"
         yield f"{name}  {row.content['width']} x {row.content['height']}, {found}\n"
         for each in objects:
-            x, y, wide, high = (f"{side:.0f}" for side in each["bbox"])
+            x, y, w, h = (f"{side:.0f}" for side in each["bbox"])
             label = text_cell(each["label"], 24)
-            yield f"  {label:24} {each['score']:6.1%}  at {x}, {y}: {wide} x {high}\n"
+            yield f"  {label:24} {each['score']:6.1%}  at {x}, {y}: {w} x {h}\n"
 
 
 # Drawings.

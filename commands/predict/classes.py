@@ -11,7 +11,7 @@ from etils import epath
 
 from benchmarks.uses import Classes
 from commands.predict import outputs, sources
-from commands.predict.model import Leaves, Request, use
+from commands.predict.model import Batch, Leaves, Request, use
 from commands.predict.outputs import Row, path_cell, say, shown, text_cell
 from commands.predict.sources import Picture
 from common.errors import ConfigError, one_line
@@ -59,7 +59,7 @@ class Classifier(sources.PictureModel):
         self._features: list[np.ndarray | None] = []
         self._named = self._right = 0
 
-    def predict(self, params: Any, model_state: Any, batch: Any) -> Any:
+    def predict(self, params: Any, model_state: Any, batch: Batch) -> Batch:
         return self._uses.classify(params, model_state, batch["image"])
 
     def inputs(self, photo: Jpeg) -> Leaves:
@@ -158,13 +158,11 @@ def other_folder(row: Row) -> str:
     return "" if not truth or row.content["predictions"][0]["label"] == truth else truth
 
 
-def read_names(
-    path: str, model: model_source.Model, count: int, accept_other_data: bool
-) -> list[str]:
+def read_names(path: str, model: model_source.Model, count: int, accepts: bool) -> list[str]:
     """The names of the `count` classes: from the file of --labels, else the data, else numbers.
 
-    ConfigError if the file cannot be read, or has another number of lines, or has the model's names
-    in another order and `accept_other_data` is False.
+    ConfigError if the file cannot be read, or has another number of lines, or, unless that is what
+    the user `accepts`, has the model's names in another order.
     """
     own = names = model_source.class_names(model.manifest, count)
     if path:
@@ -180,9 +178,9 @@ def read_names(
             )
         # Two classes may share a name, such as ImageNet's cranes.
         olds, news = [*map(normal_name, own)], [*map(normal_name, names)]
-        absent = {mine for mine, name in zip(olds, news, strict=False) if name != mine}
+        absent = {old for old, name in zip(olds, news, strict=False) if name != old}
         moved = [i for i, name in enumerate(news) if name in absent and name != olds[i]]
-        if moved and not accept_other_data:
+        if moved and not accepts:
             i = moved[0]
             raise ConfigError(
                 f"--labels={path} has the model's names in another order: line {i + 1} is "

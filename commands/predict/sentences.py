@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.uses import Sentences
 from commands.predict import outputs, texts
-from commands.predict.model import Predictor, Request, use, with_data
+from commands.predict.model import Batch, Predictor, Request, use
 from commands.predict.outputs import Row, say
 from commands.predict.texts import Line
 from common.errors import ConfigError, count
@@ -30,14 +30,9 @@ _UNKNOWN = 0.2  # the share of unknown words that causes a NOTE
 class Options:
     """The flags of predict.py for translators."""
 
-    beams: int = 0  # 0: as many as the run has
+    beams: int = 0  # 0: as many as the run has; `prepare` sets them and `data_dir`
     n_best: int = 1
     data_dir: str = ""
-
-    @property
-    def keys(self) -> dict[str, int]:
-        """The keys of the config that the flags change."""
-        return {"beam_size": self.beams} if self.beams else {}
 
 
 def run(request: Request, options: Options, model: model_source.Model) -> int:
@@ -63,24 +58,22 @@ class Translator:
 
     def __init__(self, model: model_source.Model, options: Options, batch_size: int):
         """Reads the weights; UserError for too few beams or another vocabulary than the model's."""
-        beams = options.beams or use(model, Sentences).beams
-        if options.n_best > beams:
+        self._uses = uses = use(model, Sentences)
+        if options.n_best > uses.beams:
             raise ConfigError(
-                f"--n_best={options.n_best}: the search has {beams} beams; give "
+                f"--n_best={options.n_best}: the search has {uses.beams} beams; give "
                 f"--beams={options.n_best} or more"
             )
-        model = with_data(model, options.data_dir, **options.keys)
-        self._uses = uses = use(model, Sentences)
+        uses.check_files(model.manifest, model.source)
 
-        def predict(params: Any, model_state: Any, batch: Any) -> Any:
+        def predict(params: Any, model_state: Any, batch: Batch) -> Batch:
             del model_state
             tokens, score = uses.n_best(params, batch["inputs"], options.n_best)
             return {"tokens": tokens, "score": score}
 
         self._predictor = Predictor(predict, model, batch_size, uses.at_once)
         self._lines = self._cut = self.errors = 0  # errors: lines that are not empty
-        self._seconds = 0.0  # of translating
-        self._has_noted = False
+        self._seconds, self._has_noted = 0.0, False  # of translating; unknown words
 
     def rows(self, every: Iterator[Line], at_once: int) -> Iterator[Row]:
         """The row of each line; `at_once` lines are read before the first is translated."""
@@ -122,11 +115,11 @@ class Translator:
             return Row(source, "the model's scores are not finite: its run has diverged")
         self._cut += self._uses.is_cut(every[0])
         exist = np.isfinite(scores)
-        found = [
+        translations = [
             {"text": self._uses.text(tokens), "score": round(float(score), 6)}
             for tokens, score in zip(every[exist], scores[exist], strict=True)
         ]
-        return Row(source, "", {"translations": found})
+        return Row(source, "", {"translations": translations})
 
     def _note(self, sentences: Mapping[int, Sequence[int]]) -> None:
         """Says once if the text is not cut into words as the training data were."""
@@ -149,7 +142,7 @@ class Translator:
 
 
 def padded(ids: Sequence[int], lengths: Sequence[int]) -> np.ndarray:
-    """int32[n], `ids` and zeros: n is the first of `lengths` that fits, or the last one, doubled."""
+    """`ids`, then zeros, int32[n]: n is the first of `lengths` that fits, or the last, doubled."""
     size = next((length for length in lengths if length >= len(ids)), lengths[-1])
     while size < len(ids):
         size *= 2

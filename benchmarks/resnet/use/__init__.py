@@ -39,8 +39,8 @@ def foreign_weights(source: Foreign, space_to_depth: bool) -> Imported:
     """
     values, _ = weights.read_settings(source)
     keys = {"precision": "float32", "batch_norm": "plain", "bn_span": 1, "bn_momentum": 0.9}
-    known = {field.name for field in dataclasses.fields(Architecture)}
-    keys |= {key: value for key, value in values.items() if key in known}
+    fields = {field.name for field in dataclasses.fields(Architecture)}
+    keys |= {key: value for key, value in values.items() if key in fields}
     keys["space_to_depth"] = values.get("space_to_depth", space_to_depth)
     model = architecture.network(Architecture(**keys), values.get("num_label_classes", 1))
     init = functools.partial(model.init, train=False)
@@ -110,8 +110,8 @@ class ClassifierUses(Classes):
             # The arrays of "1" and "1.5" are the same; a checkpoint of TensorFlow is silent.
             values |= {key: version for _, key in notes if key == "resnet_version"}
         for key in weights.ARCHITECTURE:
-            if values[key] != (mine := getattr(benchmark.settings.model, key, values[key])):
-                raise ConfigError(f"config.{key}={mine!r}, but {file} has {values[key]!r}")
+            if values[key] != (own := getattr(benchmark.settings.model, key, values[key])):
+                raise ConfigError(f"config.{key}={own!r}, but {file} has {values[key]!r}")
         params, model_state = jax.eval_shape(benchmark.init, jax.random.key(0))
         arrays = weights.translate(source, params, model_state)
         return Imported(file, *arrays, *weights.describe(source, values))

@@ -18,6 +18,7 @@ import tensorflow as tf
 from PIL import Image
 from safetensors.numpy import save_file
 
+import commands.predict
 import predict
 from benchmarks.uses import Classes
 from commands import evaluating
@@ -134,7 +135,7 @@ def test_bits_depend_neither_on_the_batch_nor_on_the_devices(call, pictures, tmp
 
 
 def test_cpus_compute_in_float32_whatever_the_run_trained_in(call, pictures, workdir, monkeypatch):  # noqa: F811
-    assert model.prepare(model_source.load(workdir), True).config.precision == "float32"
+    assert commands.predict.prepare(model_source.load(workdir), True).config.precision == "float32"
     _, exact, _ = call(pictures, "--logits")
     load = model_source.load
     for precision in ("float32", "bfloat16"):
@@ -143,7 +144,7 @@ def test_cpus_compute_in_float32_whatever_the_run_trained_in(call, pictures, wor
         monkeypatch.setattr(model_source, "load", changed)
         assert call(pictures, "--logits")[1] == exact
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    assert model.prepare(model_source.load(workdir), True).config.precision == "bfloat16"
+    assert commands.predict.prepare(model_source.load(workdir), True).config.precision == "bfloat16"
 
 
 def test_probabilities_are_the_softmax_of_the_logits(call, pictures):
