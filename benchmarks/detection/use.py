@@ -3,26 +3,22 @@
 The exported `common.portable.Program` is a function of a photo.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.detection import exhibits, records, weights
+from benchmarks.detection.detector import Detector
 from benchmarks.uses import Boxes, Detection, Exhibit, Imported
 from common.data.shards import tensorflow
 from common.errors import UserError
 from common.images import manifest, photos, pixels
 from common.images.input_spec import run_decoder
 from common.portable import Arrays, Program
-
-if TYPE_CHECKING:
-    from benchmarks.detection.detector import Detector
 
 _MARGIN = 1e-3  # how far rounding may move a score below the least one
 _MEANING = {  # the meaning of a program's inputs and outputs

@@ -4,11 +4,9 @@ The exported `Program` has the beam search inside. Exhibits show where translati
 worst sentences, BLEU by the source's length, and the first translations.
 """
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,15 +15,13 @@ from etils import epath
 
 from benchmarks.exhibits import csv_file
 from benchmarks.translation import evaluation
+from benchmarks.translation.translator import Translator
 from benchmarks.translation.vocabulary import EOS, Words
 from benchmarks.uses import Bar, Exhibit, Sentences
 from common.data import files
 from common.data.order import even_groups
 from common.errors import CheckpointError, DataError
 from common.portable import Arrays, Program
-
-if TYPE_CHECKING:
-    from benchmarks.translation.translator import Translator
 
 Sentence = tuple[str, str, str]  # source, translation, reference
 _SHOWN = 12  # sentences in a table

@@ -24,7 +24,7 @@ from common.images.input_spec import InputSpec
 from common.portable import Portable
 
 if TYPE_CHECKING:
-    from benchmarks.resnet.classifier import ImageClassifier
+    from benchmarks.resnet import ImageClassifier
 
 
 def foreign_settings(file: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
