@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.base import Benchmark, HostBatch, Spec
-from benchmarks.uses import Exhibit, Uses
+from benchmarks.uses import Classes, Imported, Uses
 from common.data import decoding
 from common.errors import ConfigError
 
@@ -20,21 +20,15 @@ _FAKE = f"config.dataset={FAKE!r}"
 
 
 def without_data(benchmark: Benchmark, seed: int) -> Benchmark:
-    """The benchmark, which draws its batches from now on."""
-    _mix(FakeData, benchmark)
-    vars(benchmark)["_seed"] = seed
-    return benchmark
-
-
-def _mix(methods: type, instance: Any) -> Any:
-    """Gives an instance `methods` that go before those of its class."""
-    kind = type(instance)
-    instance.__class__ = type(f"Fake{kind.__name__}", (methods, kind), {})
-    return instance
+    """The same benchmark with `FakeData` before its class, which draws its batches from `seed`."""
+    kind = type(benchmark)
+    fake = object.__new__(type(f"Fake{kind.__name__}", (FakeData, kind), {"_seed": seed}))
+    vars(fake).update(vars(benchmark))
+    return fake
 
 
 class FakeData(Benchmark):
-    """The half of a benchmark that has to do with data, without any."""
+    """The half of a benchmark that has to do with data, without any: it goes before a class."""
 
     _seed: int
 
@@ -53,8 +47,8 @@ class FakeData(Benchmark):
         """One batch for each of `stages`; without stages one of a middle kind."""
         specs = self.batch_spec("train", batch_size)
         ends = [*itertools.accumulate(stage.steps for stage in self.stages())]
-        kinds = specs if ends else [specs[len(specs) // 2]]
-        batches = [self._share(spec, "train", shard, num_shards) for spec in kinds]
+        used = specs if ends else [specs[len(specs) // 2]]
+        batches = [self._share(spec, "train", shard, num_shards) for spec in used]
         if not ends:
             return itertools.repeat(*batches)
         number = len(batches) - 1
@@ -73,6 +67,7 @@ class FakeData(Benchmark):
     def train_ids(self, batch_size: int, step: int) -> list[int]:
         return list(range(batch_size))
 
+    # A run without data has nothing to check, to name and to prepare.
     check = Benchmark.check
     data_sizes = Benchmark.data_sizes
     describe = Benchmark.describe
@@ -80,7 +75,7 @@ class FakeData(Benchmark):
     metadata = Benchmark.metadata  # type: ignore[override] (a property)
     notes = Benchmark.notes
     remarks = Benchmark.remarks
-    input_rates = Benchmark.input_rates  # nothing is prepared
+    input_rates = Benchmark.input_rates
 
     def host_bytes(
         self, split: str, batch_size: int, num_shards: int
@@ -91,9 +86,10 @@ class FakeData(Benchmark):
 
     @property
     def uses(self) -> Uses:
-        uses = _mix(FakeUses, super().uses)
-        if uses.answers != "classes":  # which have numbers where they have no names
-            uses.answers = ""
+        uses = super().uses
+        if not isinstance(uses, Classes):  # which have numbers where they have no names
+            return FakeUses(uses)
+        uses.exhibits = lambda rows: []  # there are no pictures to show
         return uses
 
     def _share(self, spec: Spec, split: str, shard: int, num_shards: int) -> HostBatch:
@@ -108,13 +104,15 @@ class FakeData(Benchmark):
 
 
 class FakeUses(Uses):
-    """The uses of a model that has learnt random numbers."""
+    """The uses of a model that has learnt random numbers: it begins with others' weights."""
 
     hint = f"it was trained with {_FAKE}, so it knows no names or words"
 
-    def check_files(self, manifest: Mapping[str, Any], source: str) -> None:
-        if not self.answers:
-            raise ConfigError(f"{source}: {self.hint}")
+    def __init__(self, uses: Uses):
+        self._uses, self.commands = uses, uses.commands
 
-    def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
-        return []
+    def read_foreign(self, file: str) -> Imported | None:
+        return self._uses.read_foreign(file)
+
+    def check_files(self, manifest: Mapping[str, Any], source: str) -> None:
+        raise ConfigError(f"{source}: {self.hint}")

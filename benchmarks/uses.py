@@ -1,19 +1,25 @@
 """What a trained model can be used for, besides being scored.
 
-`Benchmark.uses` gives the `Uses` of a benchmark. The commands call it. A training run calls it for
-`config.init_from` only, to read another library's weights.
+`Benchmark.uses` gives the `Uses` of a benchmark. The commands ask for it; a training run does for
+`config.init_from` only, to read another library's weights. If predict.py and scripts/demo.py are to
+answer with the models, it is one of four kinds: `Classes`, `Boxes`, `Sentences` or `Items`. Their
+abstract methods are what such a benchmark owes; a `Uses` without one of them cannot be made.
+
+Letters in shapes: b is a batch, n any number.
 """
 
 from __future__ import annotations
 
+import abc
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import jax
 import numpy as np
 
 if TYPE_CHECKING:
+    from common.images.input_spec import InputSpec
     from common.portable import Portable, Program
 
 
@@ -77,16 +83,11 @@ class Imported(NamedTuple):
 class Uses:
     """The uses of one benchmark's models; every default says that there is no such use."""
 
-    # What predict.py asks the model for: the name of a module of `commands.predict`, or "".
-    answers = ""
+    at_once = 8  # examples that a device computes at once to answer, in batches of any size
     # How a trained model is used if predict.py cannot use it, as a sentence.
     hint = "python main.py --mode=eval evaluates it"
     # Commands that use a trained model, by purpose, for the report; "{workdir}" stands for its run.
     commands: Mapping[str, str] = {}
-
-    def classify(self, params: Any, model_state: Any, images: jax.Array) -> dict[str, jax.Array]:
-        """For "classes": logits f32[b, K] and features f32[b, F] of images uint8[b, s, s, 3]."""
-        raise NotImplementedError
 
     def data_meaning(self) -> Mapping[str, Any]:
         """`Identity.meaning` as a small file in the data's folder has it now; {} without the file.
@@ -142,3 +143,139 @@ class Uses:
           DataError: the file cannot be used.
         """
         return None
+
+
+# What predict.py and scripts/demo.py answer with; `params` and `model_state` as in `predict`.
+
+
+class Classes(Uses, abc.ABC):
+    """The K classes of pictures; `Benchmark.metadata["class_names"]` names them in a checkpoint."""
+
+    @property
+    @abc.abstractmethod
+    def num_classes(self) -> int:
+        """K."""
+
+    @property
+    @abc.abstractmethod
+    def input_spec(self) -> InputSpec:
+        """How a photo becomes the pixels that `classify` takes."""
+
+    @abc.abstractmethod
+    def classify(self, params: Any, model_state: Any, images: jax.Array) -> dict[str, jax.Array]:
+        """{"logits": f32[b, K], "features": f32[b, n]} of RGB images uint8[b, size, size, 3].
+
+        `common.images.input_spec.prepare_image` makes the images; `size` is the spec's.
+        """
+
+
+class Detection(NamedTuple):
+    """An object that a detector has found on a photo."""
+
+    number: int  # of its class, from 1
+    score: float  # above 0
+    box: tuple[float, ...]  # (y0, x0, y1, x1) in pixels of the photo
+    outline: Mapping[str, Any] | None = None  # run lengths, as pycocotools writes them
+    inside: Callable[[], np.ndarray] | None = None  # makes bool[height, width] of the outline
+
+
+class Boxes(Uses, abc.ABC):
+    """The objects on photos, in boxes; `Benchmark.predict` finds them.
+
+    A checkpoint keeps `Benchmark.metadata["categories"]`, (id, name) of each class in order, "" for
+    one that the data did not have.
+    """
+
+    @abc.abstractmethod
+    def inputs(self, encoded: bytes, height: int, width: int) -> dict[str, np.ndarray]:
+        """The leaves of `Benchmark.predict` for one photo, as evaluation makes them of a record.
+
+        `encoded` is an upright JPEG of `height` x `width` pixels; DataError says that it cannot be
+        decoded.
+        """
+
+    @abc.abstractmethod
+    def detections(self, row: Mapping[str, np.ndarray], height: int, width: int) -> list[Detection]:
+        """The objects of a photo, the best first, from its row of `Benchmark.predict`."""
+
+    def listed(self, paths: Sequence[str]) -> tuple[str, dict[int, tuple[int, int, int]]]:
+        """The file of annotations in the folder of the run's data, and the pictures that it lists.
+
+        The second value has the id, height and width of each listed picture, by its index in
+        `paths`. ("", {}) where there is no such file.
+        """
+        return "", {}
+
+
+class Sentences(Uses, abc.ABC):
+    """Translations of sentences: the model takes and gives ids of words, which 0 pads."""
+
+    # What sentences are padded to, rising; longer ones double the last. Each is compiled once.
+    lengths: Sequence[int] = (16, 64, 256, 1024)
+    beams = 1  # translations that the search keeps; --beams sets `config.beam_size`
+
+    @abc.abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """The ids of a sentence, above 0; no ids for an empty sentence."""
+
+    @abc.abstractmethod
+    def n_best(self, params: Any, inputs: jax.Array, top: int) -> tuple[jax.Array, jax.Array]:
+        """The `top` best translations of sentences int32[b, size], at most `beams`.
+
+        Returns:
+          Ids int32[b, top, n] and scores f32[b, top], the best first; -inf for a translation that
+          does not exist.
+        """
+
+    @abc.abstractmethod
+    def text(self, tokens: np.ndarray) -> str:
+        """The text of a translation int32[n], in one line."""
+
+    def is_cut(self, tokens: np.ndarray) -> bool:
+        """Whether a translation int32[n] reached the greatest length before its end."""
+        return False
+
+    def unknown_words(self, sentences: Iterable[Sequence[int]]) -> int:
+        """How many ids stand for words that the vocabulary does not have."""
+        return 0
+
+
+class Finder(Protocol):
+    """Finds rows of the model's table of users or items."""
+
+    ids: np.ndarray  # uint32[n], the id of each row
+
+    def find(self, text: str) -> Iterator[tuple[str, int | str]]:
+        """(each id or name in a text, its row or the reason why it has none)."""
+        ...
+
+    def name(self, row: int) -> str:
+        """The name of a user or the title of an item; "" if it has none."""
+        ...
+
+
+class Items(Uses, abc.ABC):
+    """The items that users rate most probably. A user is a vector f32[w]; `params` are NumPy's."""
+
+    @abc.abstractmethod
+    def finder(self, kind: Literal["user", "item"], say: Callable[[str], None]) -> Finder:
+        """Finds users or items; says so where the names cannot be read, and knows the ids alone."""
+
+    @abc.abstractmethod
+    def vector(self, params: Any, user: int) -> np.ndarray:
+        """The vector of the user in a row of the table."""
+
+    @abc.abstractmethod
+    def newcomer(self, params: Any, history: Sequence[int]) -> np.ndarray | None:
+        """The vector of a user who is not in the model but has the items in the rows `history`.
+
+        None if no user of the training data has one of these items.
+        """
+
+    @abc.abstractmethod
+    def rated(self, user: int) -> np.ndarray:
+        """int[n], the rows of the items that a user has rated, which are not recommended."""
+
+    @abc.abstractmethod
+    def scores(self, params: Any, vectors: jax.Array) -> jax.Array:
+        """The probabilities f32[b, items] that users with vectors f32[b, w] rate each item."""

@@ -14,7 +14,7 @@ import socket
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from common import entry
@@ -26,8 +26,11 @@ environment.set_defaults(TF_CPP_MIN_LOG_LEVEL="3")
 import numpy as np  # noqa: E402
 from PIL import Image  # noqa: E402
 
+from benchmarks.uses import Boxes, Classes, Items, Sentences  # noqa: E402
+from commands import predict  # noqa: E402
 from commands.predict import boxes, classes, items, sentences, sources, texts  # noqa: E402
-from commands.predict.model import prepare  # noqa: E402
+from commands.predict.model import Leaves, Predictor  # noqa: E402
+from commands.predict.outputs import Row  # noqa: E402
 from common import console, limits  # noqa: E402
 from common.errors import ConfigError, DataError, UserError, one_line  # noqa: E402
 from engine.checkpoint import model_source  # noqa: E402
@@ -60,8 +63,8 @@ def main(argv: list[str] | None = None) -> None:
             ) from error
         environment.show_log(sys.stderr)
         model = model_source.load(args.workdir, args.checkpoint)
-        model = model.changed(data_dir=args.data_dir) if args.data_dir else model
-        answer = make_answer(model, args.accept_other_data)
+        keys = {"data_dir": args.data_dir} if args.data_dir else {}
+        answer = make_answer(model, args.accept_other_data, **keys)
     except UserError as error:
         sys.exit(f"demo: {error}")
     with tempfile.TemporaryDirectory() as folder:
@@ -90,18 +93,17 @@ def make_page(model: model_source.Model, answer: Callable[[str], Any]) -> Any:
     photo = gradio.Image(label="Photo", sources=["upload", "clipboard"])
     # The file as it was given: Gradio would decode it, and predict.py says what is wrong with it.
     photo.preprocess = lambda payload: payload and payload.path
-    question, shown = {
-        "classes": (photo, gradio.Label(label="Classes")),
-        "boxes": (photo, gradio.AnnotatedImage(label="Objects with scores of 30% and more")),
-        "sentences": (
-            gradio.Textbox("A sentence.", label="Sentence"),
-            gradio.Textbox(label="Translations, the best first"),
-        ),
-        "items": (
-            gradio.Textbox("1", label="User"),
-            gradio.Dataframe(label="Recommendations", headers=[*items.COLUMNS[:5]]),
-        ),
-    }[model.benchmark.uses.answers]
+    question, uses = photo, model.benchmark.uses
+    if isinstance(uses, Classes):
+        shown = gradio.Label(label="Classes")
+    elif isinstance(uses, Boxes):
+        shown = gradio.AnnotatedImage(label="Objects with scores of 30% and more")
+    elif isinstance(uses, Sentences):
+        question = gradio.Textbox("A sentence.", label="Sentence")
+        shown = gradio.Textbox(label="Translations, the best first")
+    else:
+        question = gradio.Textbox("1", label="User")
+        shown = gradio.Dataframe(label="Recommendations", headers=[*items.COLUMNS[:5]])
 
     def reply(text: str | None) -> Any:
         try:
@@ -120,32 +122,34 @@ def make_page(model: model_source.Model, answer: Callable[[str], Any]) -> Any:
     )
 
 
-def make_answer(model: model_source.Model, accept_other_data: bool = False) -> Callable[[str], Any]:
+def make_answer(
+    model: model_source.Model, accept_other_data: bool = False, **keys: Any
+) -> Callable[[str], Any]:
     """Loads a model and compiles it; UserError if it cannot answer, as in predict.py.
 
     The result answers the path of a photo, a sentence, or users as --user of predict.py, with what
     Gradio's component shows, or with UserError.
     """
-    uses, kinds = model.benchmark.uses, {"classes", "boxes", "sentences", "items"}
-    if uses.answers not in kinds:
+    uses = model.benchmark.uses
+    if not isinstance(uses, (Classes, Boxes, Sentences, Items)):
         raise ConfigError(
             f"{model.source} is a model of the benchmark {model.config.benchmark!r}, for which "
             f"there is no page; {uses.hint}"
         )
-    model = prepare(model, accept_other_data)
-    if uses.answers == "sentences":
-        options = sentences.Options(n_best=min(3, model.config.beam_size))
+    model = predict.prepare(model, accept_other_data, **keys)
+    if isinstance(uses, Sentences):
+        options = sentences.Options(n_best=min(3, uses.beams))
         return functools.partial(_translate, sentences.Translator(model, options, 1))
-    if uses.answers == "items":
+    if isinstance(uses, Items):
         return functools.partial(_recommend, items.Recommender(model, items.Options(), 1))
-    if uses.answers == "boxes":
+    if isinstance(uses, Boxes):
         detector = boxes.Detector(model, boxes.Options())
         return functools.partial(_detect, detector, detector.predictor(1))
     classifier = classes.Classifier(model, classes.Options())
     return functools.partial(_classify, classifier, classifier.predictor(1))
 
 
-def _classify(classifier: classes.Classifier, predictor: Any, path: str) -> dict[str, float]:
+def _classify(classifier: classes.Classifier, predictor: Predictor, path: str) -> dict[str, float]:
     picture, result = _look(classifier, predictor, path)
     best = _content(classifier.row(picture, result))["predictions"]
     names = [each["label"] for each in best]  # two classes may share a name
@@ -155,24 +159,29 @@ def _classify(classifier: classes.Classifier, predictor: Any, path: str) -> dict
     }
 
 
-def _detect(detector: boxes.Detector, predictor: Any, path: str) -> Any:
+def _detect(
+    detector: boxes.Detector, predictor: Predictor, path: str
+) -> tuple[Image.Image, list[tuple[Any, str]]]:
     """The photo, and (box or mask, text) of each object."""
     picture, result = _look(detector, predictor, path)
+    assert picture.photo is not None
     image = Image.open(io.BytesIO(picture.photo.encoded)).convert("RGB")
     times = _SIDE / max(image.size)
     image = image.resize([round(times * side) for side in image.size])
     objects = []
     for each in detector.objects(picture.photo, result):
         y0, x0, y1, x1 = (max(0, round(times * edge)) for edge in each.box)
-        place = (x0, y0, x1, y1)
+        region = (x0, y0, x1, y1)
         if each.inside:
             mask = Image.fromarray(each.inside()).resize(image.size)
-            place = np.asarray(mask) / 2  # half opaque
-        objects.append((place, f"{each.label} {each.score:.0%}"))
+            region = np.asarray(mask) / 2  # half opaque
+        objects.append((region, f"{each.label} {each.score:.0%}"))
     return image, objects
 
 
-def _look(model: sources.PictureModel, predictor: Any, path: str) -> tuple[Any, Any]:
+def _look(
+    model: sources.PictureModel, predictor: Predictor, path: str
+) -> tuple[sources.Picture, Leaves]:
     """A photo, and what the model computes for it."""
     picture = sources.load_picture(path, model.inputs)
     if picture.inputs is None:
@@ -193,7 +202,7 @@ def _recommend(recommender: items.Recommender, users: str) -> list[list[Any]]:
     ]
 
 
-def _content(row: Any, of: str = "") -> Any:
+def _content(row: Row, of: str = "") -> Mapping[str, Any]:
     """What a row has; DataError if it has an error."""
     if row.error:
         raise DataError(f"{of}{row.error}")

@@ -98,10 +98,10 @@ def judge(annotations: Annotations, quality: Quality) -> tuple[list[Mistake], np
 
 def _classes(annotations: Annotations, quality: Quality, counts: np.ndarray) -> Exhibit:
     """Average precision and the numbers of mistakes of each category that has an object."""
-    known = np.flatnonzero((quality.precision > -1).any(axis=(0, 1)))
-    precision, counts = quality.precision[:, :, known], counts[known]
+    scored = np.flatnonzero((quality.precision > -1).any(axis=(0, 1)))
+    precision, counts = quality.precision[:, :, scored], counts[scored]
     ap, ap50 = precision.mean(axis=(0, 1)), precision[0].mean(axis=0)
-    names = [annotations.categories[row][1] for row in known]
+    names = [annotations.categories[row][1] for row in scored]
     objects = counts[:, :2].sum(axis=1)
     rows, table = [], []
     for k in np.argsort(ap, kind="stable").tolist():
@@ -110,13 +110,13 @@ def _classes(annotations: Annotations, quality: Quality, counts: np.ndarray) -> 
         shares = percent(float(ap[k])), percent(float(ap50[k]))
         rows.append([names[k], f"{objects[k]:,}", *shares, *(f"{n:,}" for n in numbers)])
     rows = rows[:CLASSES]
-    if len(known):
+    if len(scored):
         shares = percent(ap.mean()), percent(ap50.mean())
         totals = [f"{n:,}" for n in counts.sum(axis=0).tolist()]
         rows.append(["mean over classes", f"{objects.sum():,}", *shares, *totals])
     head = ["class", "objects", "AP", "AP50", "found", "missed", "false"]
-    several = len(known) > CLASSES
-    many = f"The {CLASSES} worst of {len(known):,} classes" if several else "All classes"
+    several = len(scored) > CLASSES
+    many = f"The {CLASSES} worst of {len(scored):,} classes" if several else "All classes"
     return Exhibit(
         title="Classes",
         text=f"{many}, the lowest average precision of boxes first. AP is COCO's, the mean over "
@@ -171,9 +171,9 @@ class Artist:
         for axis in axes.flat:
             axis.set_axis_off()
         for photo, left, right in zip(photos, axes.flat[::2], axes.flat[1::2], strict=False):
-            mine = self.detections["image_id"] == photo.image_id
-            found = {key: values[mine] for key, values in self.detections.items()}
-            self._draw_objects(left, photo, found)
+            is_here = self.detections["image_id"] == photo.image_id
+            detections = {key: values[is_here] for key, values in self.detections.items()}
+            self._draw_objects(left, photo, detections)
             self._draw_objects(right, photo, self._true(photo))
             left.set_title(f"image {photo.image_id}: found", fontsize=8)
             right.set_title(f"image {photo.image_id}: true", fontsize=8)

@@ -3,7 +3,6 @@
 The exported `common.portable.Program` is a function of a photo.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -12,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.detection import coco, exhibits, records, weights
-from benchmarks.uses import Exhibit, Imported, Uses
+from benchmarks.detection import exhibits, records, weights
+from benchmarks.detection.detector import Detector
+from benchmarks.uses import Boxes, Detection, Exhibit, Imported
 from common.data.shards import tensorflow
 from common.errors import UserError
 from common.images import manifest, photos, pixels
@@ -30,33 +30,15 @@ _MEANING = {  # the meaning of a program's inputs and outputs
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Detections:
-    """The objects that a detector found on one photo, the best first."""
-
-    scores: np.ndarray  # f32[n], above 0
-    classes: np.ndarray  # int32[n], from 1
-    boxes: np.ndarray  # f32[n, 4], (y0, x0, y1, x1) in pixels of the photo
-    outlines: Sequence[Any] = ()  # each object's run lengths, as pycocotools writes them
-
-    def inside(self, i: int) -> np.ndarray:
-        """bool[height, width], the pixels of the photo that belong to object i."""
-        height, width = self.outlines[i]["size"]
-        return coco.outline_mask(self.outlines[i], height, width).astype(bool)
-
-
-class DetectorUses(Uses):
+class DetectorUses(Boxes):
     """The uses of a detector."""
 
-    answers = "boxes"
-    at_once = 8  # photos that a device computes at once
     commands = {
         "find objects on photos": "python predict.py photo.jpg folder/ --workdir={workdir} "
         "--draw=drawn",
     }
 
-    def __init__(self, benchmark: Any):
-        """`benchmark` is a `benchmarks.detection.detector.Detector`."""
+    def __init__(self, benchmark: Detector):
         self._benchmark = benchmark
         self._decoders: dict[bool, tuple[Callable[..., Any], Callable[..., Any]]] = {}
 
@@ -68,31 +50,21 @@ class DetectorUses(Uses):
         content = manifest.load(keys.data_dir) if keys.data_dir else None
         if content is None or not content.category_ids:
             return {}
-        known = sorted(zip(content.category_ids, content.class_names, strict=True))
-        return {"categories": self._benchmark.numbered(tuple(known))}
+        categories = sorted(zip(content.category_ids, content.class_names, strict=True))
+        return {"categories": self._benchmark.numbered(tuple(categories))}
 
     def listed(self, paths: Sequence[str]) -> tuple[str, dict[int, tuple[int, int, int]]]:
-        """The file of annotations in the folder of the run's data, and the pictures that it lists.
-
-        The second value has the id, height and width of each listed picture, by its index in
-        `paths`. ("", {}) where there is no such file.
-        """
         try:
             if not self._benchmark.keys.data_dir:
                 return "", {}
-            known = self._benchmark.annotations
+            annotations = self._benchmark.annotations
         except UserError:  # the folder has moved, or has other data by now
             return "", {}
-        rows = {i: row for i, row in enumerate(known.listed(paths)) if row is not None}
-        columns = np.column_stack([known.image_ids, known.sizes]).tolist()
-        return known.path, {i: tuple(columns[row]) for i, row in rows.items()}
+        rows = {i: row for i, row in enumerate(annotations.listed(paths)) if row is not None}
+        columns = np.column_stack([annotations.image_ids, annotations.sizes]).tolist()
+        return annotations.path, {i: tuple(columns[row]) for i, row in rows.items()}
 
     def inputs(self, encoded: bytes, height: int, width: int) -> dict[str, Any]:
-        """The leaves of a batch for one photo, the same as evaluation makes from a record.
-
-        `encoded` is an upright JPEG of `height` x `width` pixels; DataError says that it cannot be
-        decoded.
-        """
         upright = height > width
         if upright not in self._decoders:
             tf = tensorflow()
@@ -120,9 +92,9 @@ class DetectorUses(Uses):
 
         Where upright photos have another padded shape, the program "upright" is for them.
         """
-        kinds = [False, True] if len(self._benchmark.image_shapes) > 1 else [False]
+        orientations = [False, True] if len(self._benchmark.image_shapes) > 1 else [False]
         model = jax.tree.map(jnp.asarray, (params, model_state))
-        return {"upright" if upright else "": self._program(model, upright) for upright in kinds}
+        return {"upright" * upright: self._program(model, upright) for upright in orientations}
 
     def _program(self, model: tuple[Any, Any], upright: bool) -> Program:
         benchmark = self._benchmark
@@ -157,11 +129,11 @@ class DetectorUses(Uses):
             distance=functools.partial(distance, min_score=benchmark.settings.detection.min_score),
         )
 
-    def detections(self, row: Mapping[str, np.ndarray], height: int, width: int) -> Detections:
-        """The objects of one photo, from a row of `predict`; a score that is nan is no object."""
+    def detections(self, row: Mapping[str, np.ndarray], height: int, width: int) -> list[Detection]:
         best = np.argsort(-row["score"], kind="stable")
-        best = best[row["score"][best] > 0]
-        return Detections(row["score"][best], row["class"][best], row["boxes"][best])
+        best = best[row["score"][best] > 0]  # a score that is nan is no object
+        columns = (row[name][best].tolist() for name in ("class", "score", "boxes"))
+        return [Detection(n, score, tuple(box)) for n, score, box in zip(*columns, strict=True)]
 
     def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
         """The classes, the worst and the first images; detections.json in COCO's form."""
@@ -237,9 +209,9 @@ def _average(x: jax.Array, length: jax.Array, count: int, size: Any) -> jax.Arra
 
     def total(add: Callable[[Any], jax.Array], *sides: int) -> jax.Array:
         # One row after another, as TensorFlow adds.
-        most = 2 * jnp.ceil(width).astype(jnp.int32) + 1
+        max_rows = 2 * jnp.ceil(width).astype(jnp.int32) + 1
         zeros = jnp.zeros((count, *sides))
-        return jax.lax.fori_loop(0, most, lambda i, before: before + add(i), zeros)
+        return jax.lax.fori_loop(0, max_rows, lambda i, before: before + add(i), zeros)
 
     shares = 1 / total(weights)
 

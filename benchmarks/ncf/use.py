@@ -1,8 +1,10 @@
 """Uses a trained NCF model: recommends items, shows its rankings, exports it as a `Program`."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +15,14 @@ from benchmarks.exhibits import csv_file
 from benchmarks.ncf.models import TOP
 from benchmarks.ncf.names import NAMES, TITLES, Finder, read_names
 from benchmarks.ncf.ratings import Interactions
-from benchmarks.uses import Bar, Exhibit, Uses
+from benchmarks.uses import Bar, Exhibit, Items
 from common.data.order import even_groups
 from common.errors import CheckpointError, DataError
 from common.portable import Arrays, Program
 from common.text import csv_text
+
+if TYPE_CHECKING:
+    from benchmarks.ncf import Ncf
 
 _GROUPS = 10  # deciles
 # Training of a new user's vector; docs/ncf.md has measurements.
@@ -32,17 +37,14 @@ _MEANING = {
 }
 
 
-class NcfUses(Uses):
+class NcfUses(Items):
     """The uses of a model of users and items, with the ids in the file of ratings."""
 
-    answers = "items"
-    at_once = 8  # users that a device scores at once, each with all items
     commands = {
         "recommend items to a user": "python predict.py --user=1 --top=10 --workdir={workdir}"
     }
 
-    def __init__(self, benchmark: Any):
-        """`benchmark` is a `benchmarks.ncf.Ncf`, which imports this module."""
+    def __init__(self, benchmark: Ncf):
         self._benchmark = benchmark
         self._fit = jax.jit(functools.partial(fit_vector, benchmark.logits))
 
@@ -68,16 +70,11 @@ class NcfUses(Uses):
         return {"": make_program(self._benchmark, params, names, titles)}
 
     def scores(self, params: Any, vectors: jax.Array) -> jax.Array:
-        """The probabilities f32[b, items] that users with vectors f32[b, w] rate each item."""
         items = jnp.arange(params["items"]["embedding"].shape[0])[None]
         params = {**params, "users": {"embedding": vectors}}
         return jax.nn.sigmoid(self._benchmark.logits(params, jnp.arange(len(vectors)), items))
 
-    def finder(self, kind: str, say: Callable[[str], None]) -> Finder:
-        """Finds the rows of "user"s or "item"s by ids or names.
-
-        Where the list of names cannot be read, it says so and knows the ids alone.
-        """
+    def finder(self, kind: Literal["user", "item"], say: Callable[[str], None]) -> Finder:
         data, settings = self._benchmark.data, self._benchmark.settings
         ids, lists = (data.user_ids, NAMES) if kind == "user" else (data.item_ids, TITLES)
         try:
@@ -86,13 +83,14 @@ class NcfUses(Uses):
             say(f"NOTE the {kind}s have no names: {error}")
             return Finder(kind, ids, {})
 
-    def newcomer(self, params: Any, history: Sequence[int]) -> np.ndarray | None:
-        """The vector f32[w] of a user who is not in the model but has the items of `history`.
+    def vector(self, params: Any, user: int) -> np.ndarray:
+        return params["users"]["embedding"][user]
 
-        It begins as the mean vector of the users with the most similar items, weighted by the
-        cosine of the two sets of items, and learns from the history. The rest of the model stays.
-        Returns None if no user of the training data has one of these items. `params` are NumPy
-        arrays, `history` is columns of items.
+    def newcomer(self, params: Any, history: Sequence[int]) -> np.ndarray | None:
+        """The vector begins as the mean of the users with the most similar items.
+
+        They are weighted by the cosine of the two sets of items. It then learns from the history;
+        the rest of the model stays.
         """
         data = self._benchmark.data
         rows = np.flatnonzero(np.isin(data.items, history))
@@ -110,11 +108,11 @@ class NcfUses(Uses):
         items = np.concatenate([positives, negatives], axis=1)
         return np.asarray(self._fit(params, vector, items, np.isin(items, history)))
 
-    def rated(self, row: int) -> np.ndarray:
-        """int32[n], the columns of the items that a user has rated, the held-out one included."""
+    def rated(self, user: int) -> np.ndarray:
+        """The rows of the rated items, the held-out one included."""
         data = self._benchmark.data
-        items = data.items[data.starts[row] : data.starts[row + 1]]
-        return np.append(items, data.held_out[row])
+        items = data.items[data.starts[user] : data.starts[user + 1]]
+        return np.append(items, data.held_out[user])
 
     def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
         """How well items are ranked that few or many users have rated."""
@@ -166,12 +164,12 @@ def popularity(data: Interactions, columns: Mapping[str, np.ndarray]) -> Exhibit
     hit, gain = (columns[f"{name}_at_{TOP}"][order].astype(np.float64) for name in ("hr", "ndcg"))
     bars, table, mean = [], [], float(hit.mean())
     for users in even_groups(ratings, _GROUPS):
-        least, most = int(ratings[users].min()), int(ratings[users].max())
-        label = f"{least:,} to {most:,}" if most > least else f"{least:,}"
+        low, high = int(ratings[users].min()), int(ratings[users].max())
+        label = f"{low:,} to {high:,}" if high > low else f"{low:,}"
         bars.append(Bar(label, float(hit[users].mean()), mean, len(users)))
         items = len(np.unique(data.held_out[users]))
         scores = [f"{x[users].mean():.6f}" for x in (hit, gain)]
-        table.append([least, most, items, len(users), *scores])
+        table.append([low, high, items, len(users), *scores])
     head = ["least_ratings", "most_ratings", "items", "users", f"hr_at_{TOP}", f"ndcg_at_{TOP}"]
     return Exhibit(
         title="Popularity",
@@ -184,7 +182,7 @@ def popularity(data: Interactions, columns: Mapping[str, np.ndarray]) -> Exhibit
 
 
 def make_program(
-    benchmark: Any, params: Any, names: Mapping[int, str], titles: Mapping[int, str]
+    benchmark: Ncf, params: Any, names: Mapping[int, str], titles: Mapping[int, str]
 ) -> Program:
     """The program of a model, for pairs of a user and an item; `params` are NumPy arrays.
 

@@ -15,9 +15,7 @@ import numpy as np
 from benchmarks.base import Benchmark, HostBatch, Identity, Spec, Target
 from benchmarks.translation import beam_search, evaluation
 from benchmarks.translation.schema import check_vocabulary, read_pairs, vocabulary_error
-from benchmarks.translation.use import TranslatorUses
 from benchmarks.translation.vocabulary import EOS, Vocabulary, load_vocabulary
-from benchmarks.uses import Uses
 from common.data import files
 from common.errors import ConfigError, DataError
 from common.keys import Count, Seed, Share
@@ -331,7 +329,3 @@ class Translator(Benchmark):
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of a translation, in one line."""
         return self.vocabulary.decode(tokens).replace("\n", " ")
-
-    @property
-    def uses(self) -> Uses:
-        return TranslatorUses(self)

@@ -15,8 +15,9 @@ from etils import epath
 
 from benchmarks.exhibits import csv_file
 from benchmarks.translation import evaluation
+from benchmarks.translation.translator import Translator
 from benchmarks.translation.vocabulary import EOS, Words
-from benchmarks.uses import Bar, Exhibit, Uses
+from benchmarks.uses import Bar, Exhibit, Sentences
 from common.data import files
 from common.data.order import even_groups
 from common.errors import CheckpointError, DataError
@@ -26,7 +27,6 @@ Sentence = tuple[str, str, str]  # source, translation, reference
 _SHOWN = 12  # sentences in a table
 _WIDTH = 100  # columns of the terminal
 _GROUPS = 6  # groups of sentences of similar length
-_MOST_TOKENS = 2048  # 8 such sentences take 2 GB for attention in the Transformer (big)
 # Who reads a vocabulary file, by `Vocabulary.kind`.
 _READERS = {
     "subwords": "tensor2tensor's SubwordTextEncoder reads",
@@ -43,19 +43,17 @@ _MEANING = {
 }
 
 
-class TranslatorUses(Uses):
+class TranslatorUses(Sentences):
     """The uses of a translator."""
 
-    answers = "sentences"
-    at_once = 8  # sentences that a device translates at once
     commands = {
         "translate a sentence": 'python predict.py "A sentence." --workdir={workdir}',
         "translate a file": "python predict.py sentences.txt --workdir={workdir} --out=out.txt",
     }
 
-    def __init__(self, benchmark: Any):
-        """`benchmark` is a `translator.Translator`, which imports this module."""
+    def __init__(self, benchmark: Translator):
         self._benchmark = benchmark
+        self.lengths, self.beams = benchmark.eval_lengths, benchmark.settings.beam_size
 
     def check_files(self, manifest: Mapping[str, Any], source: str) -> None:
         """Opens the vocabulary in the data folder; UserError if it is missing, or another one.
@@ -70,9 +68,9 @@ class TranslatorUses(Uses):
                 f"{error}; the model translates with the vocabulary of its training: --data_dir "
                 "names another folder that has it"
             ) from error
-        if now["digest"] != (known := manifest["vocabulary"])["digest"]:
+        if now["digest"] != (then := manifest["vocabulary"])["digest"]:
             here, there = (
-                f"{v['size']:,} entries, SHA-256 {v['digest'][:12]}" for v in (now, known)
+                f"{v['size']:,} entries, SHA-256 {v['digest'][:12]}" for v in (now, then)
             )
             raise CheckpointError(
                 f"the vocabulary in {self._benchmark.settings.data_dir} ({here}) is not the one of "
@@ -88,38 +86,18 @@ class TranslatorUses(Uses):
         """The ids of a sentence with EOS at its end; no ids for an empty sentence."""
         return [*self._benchmark.vocabulary.encode(text), EOS] if text else []
 
+    def n_best(self, params: Any, inputs: jax.Array, top: int) -> tuple[jax.Array, jax.Array]:
+        return self._benchmark.n_best(params, inputs, top)
+
     def unknown_words(self, sentences: Iterable[Sequence[int]]) -> int:
-        """How many ids stand for words that the vocabulary does not have."""
         if not isinstance(self._benchmark.vocabulary, Words):
             return 0
         return sum(ids.count(Words.UNKNOWN) for ids in sentences)
 
-    @property
-    def longest(self) -> int:
-        """The tokens of the longest sentences that evaluation pads to."""
-        return self._benchmark.eval_lengths[-1]
-
-    @property
-    def most_tokens(self) -> int:
-        """The most tokens that fit into memory at once."""
-        return max(self.longest, _MOST_TOKENS)
-
-    def size(self, length: int) -> int:
-        """The smallest padded size for `length` tokens; each of the few sizes is compiled once."""
-        for size in self._benchmark.eval_lengths:
-            if size >= length:
-                return size
-        size = self.longest
-        while size < length:
-            size *= 2
-        return size
-
     def text(self, tokens: np.ndarray) -> str:
-        """The text of a translation int32[n], in one line."""
         return self._benchmark.decode(tokens.tolist())
 
     def is_cut(self, tokens: np.ndarray) -> bool:
-        """Whether a translation int32[n] reached the greatest length before its end."""
         return EOS not in tokens
 
     def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
@@ -239,11 +217,11 @@ def bleu_by_length(sentences: Sequence[Sentence], lengths: np.ndarray) -> Exhibi
     overall, bars, table = bleu(sentences)["BLEU"], [], []
     for group in even_groups(lengths, _GROUPS):
         scores = bleu([sentences[i] for i in group])
-        least, most = int(lengths[group].min()), int(lengths[group].max())
-        label = f"{least:,} to {most:,}" if most > least else f"{least:,}"
+        low, high = int(lengths[group].min()), int(lengths[group].max())
+        label = f"{low:,} to {high:,}" if high > low else f"{low:,}"
         bars.append(Bar(label, scores["BLEU"], overall, len(group)))
         numbers = [f"{scores[name]:.6f}" for name in ("BLEU", "exact", "length_ratio")]
-        table.append([least, most, len(group), *numbers])
+        table.append([low, high, len(group), *numbers])
     head = ["least_tokens", "most_tokens", "sentences", "BLEU", "exact", "length_ratio"]
     return Exhibit(
         title="BLEU by length",
@@ -254,8 +232,8 @@ def bleu_by_length(sentences: Sequence[Sentence], lengths: np.ndarray) -> Exhibi
     )
 
 
-def make_program(benchmark: Any, params: Any) -> Program:
-    """The program of a translator, a `benchmarks.translation.translator.Translator`."""
+def make_program(benchmark: Translator, params: Any) -> Program:
+    """The program of a translator."""
     params = jax.tree.map(jnp.asarray, params)
     length, beams = benchmark.eval_lengths[-1], benchmark.settings.beam_size
 

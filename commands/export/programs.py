@@ -65,11 +65,11 @@ def write(
     each file, and the names of the classes. UserError if the model does not have a format or finite
     weights, or if what was written computes something else.
     """
-    known = [name for name in FORMATS if name != "onnx" or any(p.draw for p in programs.values())]
-    if other := [name for name in names if name not in known]:
+    forms = [name for name in FORMATS if name != "onnx" or any(p.draw for p in programs.values())]
+    if other := [name for name in names if name not in forms]:
         raise ConfigError(
             f"--format={','.join(other)}: {model.source} is a model of the benchmark "
-            f"{model.config.benchmark!r}, which is exported as {', '.join(known)}"
+            f"{model.config.benchmark!r}, which is exported as {', '.join(forms)}"
         )
     model.check_finite()
     labels = [name for _, name in model.manifest.get("categories", ())]

@@ -1,27 +1,38 @@
-"""Uses a trained model: what predict.py does.
-
-`Uses.answers` of a benchmark names one of `KINDS`, the modules that answer. Such a module has
-`Options`, the flags of predict.py for its models, `FORMATS`, and `run(request, options, model)`,
-which returns the exit code.
-"""
+"""Uses a trained model: what predict.py does."""
 
 import dataclasses
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
+import jax
+
+from benchmarks.uses import Boxes, Classes, Items, Sentences, Uses
 from commands.predict import boxes, classes, items, sentences
-from commands.predict.model import Request, prepare
+from commands.predict.model import Request
 from commands.predict.outputs import check_output, say
 from common.errors import ConfigError
-from engine import environment
-from engine.checkpoint import model_source
+from common.images import photos
+from engine import compiler, devices, environment, locations
+from engine.checkpoint import model_source, resuming
+from engine.checkpoint.model_source import Model
 
-KINDS: dict[str, Any] = {
-    "classes": classes,
-    "boxes": boxes,
-    "sentences": sentences,
-    "items": items,
+
+class Kind(NamedTuple):
+    """How predict.py answers with one kind of models."""
+
+    options: type  # the flags for such models, a dataclass
+    formats: tuple[str, ...]  # of the results
+    run: Callable[[Request, Any, Model], int]  # of the request, `options`, the model; the exit code
+
+
+KINDS: dict[type[Uses], Kind] = {
+    Classes: Kind(classes.Options, classes.FORMATS, classes.run),
+    Boxes: Kind(boxes.Options, boxes.FORMATS, boxes.run),
+    Sentences: Kind(sentences.Options, sentences.FORMATS, sentences.run),
+    Items: Kind(items.Options, items.FORMATS, items.run),
 }
+_KEYS = {"data_dir": "data_dir", "beams": "beam_size"}  # of the config, by the flag that sets them
 # The end of the name of --out that stands for each format; the first that fits counts.
 ENDS = {"coco": ".coco.json", "csv": ".csv", "json": ".json", "jsonl": ".jsonl", "text": ".txt"}
 
@@ -40,25 +51,42 @@ def run(request: Request) -> int:
         say,
     )
     uses = model.benchmark.uses
-    if not uses.answers:
+    kind = next((kind for use, kind in KINDS.items() if isinstance(uses, use)), None)
+    if kind is None:
         raise ConfigError(
             f"{model.source} is a model of the benchmark {model.config.benchmark!r}, which "
             f"predict.py cannot use; {uses.hint}"
         )
-    kind = KINDS[uses.answers]
-    known = [field.name for field in dataclasses.fields(kind.Options)]
+    flags = [field.name for field in dataclasses.fields(kind.options)]
     for flag, value in request.options.items():
-        if flag not in known:
+        if flag not in flags:
             raise ConfigError(
                 f"--{flag}={value}: {model.source} is a model of the benchmark "
                 f"{model.config.benchmark!r}, which has no such flag; it has "
-                f"{', '.join(f'--{name}' for name in known)}"
+                f"{', '.join(f'--{name}' for name in flags)}"
             )
-    options = kind.Options(**request.options)
-    form = _format(request.format, request.out, kind.FORMATS)
-    checks = not getattr(options, "labels", "")
-    model = prepare(model, request.accept_other_data, checks)
+    form = _format(request.format, request.out, kind.formats)
+    keys = {key: value for flag, key in _KEYS.items() if (value := request.options.get(flag))}
+    model = prepare(model, request.accept_other_data, not request.options.get("labels"), **keys)
+    options = kind.options(**request.options)
     return kind.run(dataclasses.replace(request, format=form), options, model)
+
+
+def prepare(model: Model, accept_other_data: bool, checks_data: bool = True, **keys: Any) -> Model:
+    """The model that answers: with `keys` of its config, in float32 on CPUs, where that is as fast.
+
+    With `checks_data` it refuses a model whose data have other classes by now, unless
+    `accept_other_data` is True.
+    """
+    photos.quiet()
+    if "data_dir" in keys:
+        keys["data_dir"] = locations.check_path(keys["data_dir"], "--data_dir")
+    model = model.changed(**keys) if keys else model
+    if checks_data:
+        resuming.check_data(model, accept_other_data, say)
+    devices.check_platform()
+    compiler.use_cache(model.config.compilation_cache)
+    return model.in_float32() if jax.default_backend() == "cpu" else model
 
 
 def _format(given: str, out: str, formats: tuple[str, ...]) -> str:

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from benchmarks.uses import Boxes
 from commands.predict import outputs, sources
-from commands.predict.model import Leaves, Request
+from commands.predict.model import Batch, Leaves, Request, use
 from commands.predict.outputs import Row, path_cell, say, shortest, shown, text_cell
 from commands.predict.sources import Picture
 from common.errors import count
@@ -84,10 +85,11 @@ class Detector(sources.PictureModel):
         """Makes the folder of drawings; UserError if it or a weight cannot be used."""
         # (id, name) of each class; "" where the data had no such class
         self._categories = model.manifest["categories"]
-        super().__init__(model, f"{sum(bool(name) for _, name in self._categories):,} classes")
-        self._uses: Any = model.benchmark.uses
+        self._uses = use(model, Boxes)
+        classes = sum(bool(name) for _, name in self._categories)
+        super().__init__(model, f"{classes:,} classes", self._uses.at_once)
         model.check_finite()
-        self._options, self._form, self.at_once = options, form, self._uses.at_once
+        self._options, self._form = options, form
         if options.draw:
             check_folder(options.draw, "--draw")
         self._stems: dict[str, str] = {}  # the names of the drawings, by the path of the picture
@@ -108,9 +110,8 @@ class Detector(sources.PictureModel):
             self._stems[path] = name
         return os.path.join(self._options.draw, f"{self._stems[path]}.jpg")
 
-    def predict(self, params: Any, model_state: Any, batch: Any) -> Any:
-        benchmark: Any = self.model.benchmark
-        rows = benchmark.predict(params, model_state, batch)
+    def predict(self, params: Any, model_state: Any, batch: Batch) -> Batch:
+        rows = self.model.benchmark.predict(params, model_state, batch)
         return {name: values for name, values in rows.items() if name != "image_id"}
 
     def inputs(self, photo: Jpeg) -> Leaves:
@@ -127,17 +128,11 @@ class Detector(sources.PictureModel):
 
     def objects(self, photo: Jpeg, result: Leaves) -> list[Object]:
         """The objects on a photo, the best first."""
-        found = self._uses.detections(result, photo.height, photo.width)
-        objects = []
-        for i, (score, number) in enumerate(zip(found.scores, found.classes, strict=True)):
-            category, name = self._categories[number - 1]
-            if name and score >= self._options.least(self._form):
-                box = tuple(map(float, found.boxes[i]))
-                one = Object(name, category, float(score), box)
-                if found.outlines:
-                    inside = functools.partial(found.inside, i)
-                    one = one._replace(outline=found.outlines[i], inside=inside)
-                objects.append(one)
+        objects, least = [], np.float32(self._options.least(self._form))  # as scores are
+        for each in self._uses.detections(result, photo.height, photo.width):
+            category, name = self._categories[each.number - 1]
+            if name and each.score >= least:
+                objects.append(Object(name, category, *each[1:]))
         return objects[: self._options.max_detections]
 
     def draw(self, picture: Picture, objects: Sequence[Object]) -> None:
@@ -174,9 +169,9 @@ def table(rows: Iterable[Row], width: int) -> Iterator[str]:
         found = count(len(objects), "object") if objects else "no objects"
         yield f"{name}  {row.content['width']} x {row.content['height']}, {found}\n"
         for each in objects:
-            x, y, wide, high = (f"{side:.0f}" for side in each["bbox"])
+            x, y, w, h = (f"{side:.0f}" for side in each["bbox"])
             label = text_cell(each["label"], 24)
-            yield f"  {label:24} {each['score']:6.1%}  at {x}, {y}: {wide} x {high}\n"
+            yield f"  {label:24} {each['score']:6.1%}  at {x}, {y}: {w} x {h}\n"
 
 
 # Drawings.

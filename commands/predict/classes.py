@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from benchmarks.uses import Classes
 from commands.predict import outputs, sources
-from commands.predict.model import Leaves, Request
+from commands.predict.model import Batch, Leaves, Request, use
 from commands.predict.outputs import Row, path_cell, say, shown, text_cell
 from commands.predict.sources import Picture
 from common.errors import ConfigError, one_line
@@ -48,21 +49,21 @@ class Classifier(sources.PictureModel):
         self, model: model_source.Model, options: Options, accept_other_data: bool = False
     ):
         """Reads the names of the classes; ConfigError if `read_names` refuses --labels."""
-        self._names = read_names(options.labels, model, accept_other_data)
-        benchmark: Any = model.benchmark
-        super().__init__(model, f"{len(self._names):,} classes, {benchmark.input_spec.size} px")
+        self._uses = use(model, Classes)
+        self._names = read_names(options.labels, model, self._uses.num_classes, accept_other_data)
+        size = self._uses.input_spec.size
+        super().__init__(model, f"{len(self._names):,} classes, {size} px", self._uses.at_once)
         self._options = options
         self._top_k = min(options.top_k, len(self._names))
         self._value = "logit" if options.logits else "probability"
         self._features: list[np.ndarray | None] = []
         self._named = self._right = 0
 
-    def predict(self, params: Any, model_state: Any, batch: Any) -> Any:
-        return self.model.benchmark.uses.classify(params, model_state, batch["image"])
+    def predict(self, params: Any, model_state: Any, batch: Batch) -> Batch:
+        return self._uses.classify(params, model_state, batch["image"])
 
     def inputs(self, photo: Jpeg) -> Leaves:
-        benchmark: Any = self.model.benchmark
-        return {"image": prepare_image(photo.encoded, benchmark.input_spec)}
+        return {"image": prepare_image(photo.encoded, self._uses.input_spec)}
 
     def row(self, picture: Picture, result: Leaves | None) -> Row:
         """The row of a picture; keeps its features, if wanted."""
@@ -157,13 +158,12 @@ def other_folder(row: Row) -> str:
     return "" if not truth or row.content["predictions"][0]["label"] == truth else truth
 
 
-def read_names(path: str, model: model_source.Model, accept_other_data: bool) -> list[str]:
-    """The names of the model's classes: from the file of --labels, else its data, else numbers.
+def read_names(path: str, model: model_source.Model, count: int, accepts: bool) -> list[str]:
+    """The names of the `count` classes: from the file of --labels, else the data, else numbers.
 
-    ConfigError if the file cannot be read, or has another number of lines, or has the model's names
-    in another order and `accept_other_data` is False.
+    ConfigError if the file cannot be read, or has another number of lines, or, unless that is what
+    the user `accepts`, has the model's names in another order.
     """
-    count = model.config.num_label_classes
     own = names = model_source.class_names(model.manifest, count)
     if path:
         try:
@@ -178,9 +178,9 @@ def read_names(path: str, model: model_source.Model, accept_other_data: bool) ->
             )
         # Two classes may share a name, such as ImageNet's cranes.
         olds, news = [*map(normal_name, own)], [*map(normal_name, names)]
-        absent = {mine for mine, name in zip(olds, news, strict=False) if name != mine}
+        absent = {old for old, name in zip(olds, news, strict=False) if name != old}
         moved = [i for i, name in enumerate(news) if name in absent and name != olds[i]]
-        if moved and not accept_other_data:
+        if moved and not accepts:
             i = moved[0]
             raise ConfigError(
                 f"--labels={path} has the model's names in another order: line {i + 1} is "

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from benchmarks.uses import Items
 from commands.predict import outputs, texts
-from commands.predict.model import Predictor, Request, with_data
+from commands.predict.model import Batch, Predictor, Request, use
 from commands.predict.outputs import Row, say, shortest, shown, text_cell
 from common.errors import ConfigError, DataError
 from engine.checkpoint import model_source
@@ -26,7 +27,7 @@ class Options:
     user: str = ""
     items: str = ""
     top: int = 10
-    data_dir: str = ""
+    data_dir: str = ""  # `prepare` sets it
 
 
 class Query(NamedTuple):
@@ -79,17 +80,17 @@ class Recommender:
 
     def __init__(self, model: model_source.Model, options: Options, batch_size: int):
         """Reads the weights; UserError if the ratings are missing or not the model's."""
-        model = with_data(model, options.data_dir)
-        self.uses: Any = model.benchmark.uses
-        self.items, self._users = (self.uses.finder(kind, say) for kind in ("item", "user"))
+        self._uses = uses = use(model, Items)
+        uses.check_files(model.manifest, model.source)
+        self.items, self._users = uses.finder("item", say), uses.finder("user", say)
         self._params = jax.tree.map(np.asarray, model.params)
         self._top = options.top
 
-        def predict(params: Any, model_state: Any, batch: Any) -> Any:
+        def predict(params: Any, model_state: Any, batch: Batch) -> Batch:
             del model_state
-            return {"score": self.uses.scores(params, batch["vector"])}
+            return {"score": uses.scores(params, batch["vector"])}
 
-        self._predictor = Predictor(predict, model, batch_size, self.uses.at_once)
+        self._predictor = Predictor(predict, model, batch_size, uses.at_once)
 
     def users(self, lines: Iterable[texts.Line]) -> Iterator[Query | Row]:
         """The users on some lines; a row with the error for what is no user."""
@@ -104,19 +105,18 @@ class Recommender:
                     continue
                 name = self._users.name(row)
                 name = "" if name == word else name
-                yield Query(
-                    user, name, self._params["users"]["embedding"][row], self.uses.rated(row)
-                )
+                vector = self._uses.vector(self._params, row)
+                yield Query(user, name, vector, self._uses.rated(row))
 
     def newcomers(self, lines: Iterable[texts.Line]) -> Iterator[Query | Row]:
         """Users who are not in the model but have the items on a line; a row with its error."""
         for line in lines:
-            found = [] if line.error else [*self.items.find(line.text)]
-            errors = [f"{shown(word)}: {row}" for word, row in found if isinstance(row, str)]
-            rows = [row for _, row in found if isinstance(row, int)]
+            parts = [] if line.error else [*self.items.find(line.text)]
+            errors = [f"{shown(word)}: {row}" for word, row in parts if isinstance(row, str)]
+            rows = [row for _, row in parts if isinstance(row, int)]
             if line.error or errors:
                 yield Row({"user": line.text}, line.error or errors[0])
-            elif (vector := self.uses.newcomer(self._params, rows)) is not None:
+            elif (vector := self._uses.newcomer(self._params, rows)) is not None:
                 yield Query(line.text, "", vector, np.array(rows))
             elif rows:
                 yield Row({"user": line.text}, "the model was trained on nobody with these items")

@@ -2,19 +2,20 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
 from benchmarks.base import BATCH_AXES
-from commands.predict.outputs import say
-from common.images import photos
-from engine import compiler, devices, locations, sharding, step
-from engine.checkpoint import resuming
+from benchmarks.uses import Uses
+from engine import sharding, step
 from engine.checkpoint.model_source import Model
 
 Leaves = Mapping[str, np.ndarray]  # of one example, or of a batch
+Batch = Mapping[str, jax.Array]  # on the devices
+Predict = Callable[[Any, Any, Batch], Batch]  # rows of (params, model_state, batch)
+U = TypeVar("U", bound=Uses)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,35 +34,17 @@ class Request:
     options: Mapping[str, Any]  # the given flags that only some kinds of models have
 
 
-def prepare(model: Model, accept_other_data: bool, checks_data: bool = True) -> Model:
-    """The model that answers: in float32 on CPUs, where bfloat16 is no faster.
-
-    With `checks_data` it refuses a model whose data have other classes by now, unless
-    `accept_other_data` is True.
-    """
-    photos.quiet()
-    if checks_data:
-        resuming.check_data(model, accept_other_data, say)
-    devices.check_platform()
-    compiler.use_cache(model.config.compilation_cache)
-    return model.in_float32() if jax.default_backend() == "cpu" else model
-
-
-def with_data(model: Model, data_dir: str, **changes: Any) -> Model:
-    """The model with the files of `data_dir`, "" for the run's folder, and with `changes` of keys.
-
-    UserError if a file is missing, or is not the file that the model was trained with.
-    """
-    folder = locations.check_path(data_dir or model.config.data_dir, "--data_dir")
-    model = model.changed(data_dir=folder, **changes)
-    model.benchmark.uses.check_files(model.manifest, model.source)
-    return model
+def use(model: Model, kind: type[U]) -> U:
+    """The use of a model, which is of the kind that was chosen by it."""
+    uses = model.benchmark.uses
+    assert isinstance(uses, kind)
+    return uses
 
 
 class Predictor:
     """A trained model on this machine's devices, for batches of fixed shapes."""
 
-    def __init__(self, predict: Callable[..., Any], model: Model, batch_size: int, at_once: int):
+    def __init__(self, predict: Predict, model: Model, batch_size: int, at_once: int):
         """Reads the weights.
 
         A device computes `at_once` examples at once. Their number decides how sums are ordered, so
@@ -77,8 +60,8 @@ class Predictor:
         self._weights = jax.device_put(weights, sharding.replicated(mesh))
         self._programs: dict[Any, Any] = {}
 
-        def in_parts(params: Any, model_state: Any, batch: Any) -> Any:
-            def part(examples: Any) -> Any:
+        def in_parts(params: Any, model_state: Any, batch: Batch) -> Any:
+            def part(examples: Batch) -> Batch:
                 return predict(params, model_state, examples)
 
             parts = jax.tree.map(lambda x: x.reshape(-1, at_once, *x.shape[1:]), batch)
@@ -108,9 +91,9 @@ class Predictor:
                 self.compile(examples[indices[0]])
             for begin in range(0, len(indices), self.batch_size):
                 batch = indices[begin : begin + self.batch_size]
-                found = self._batch(key, [examples[index] for index in batch])
+                results = self._batch(key, [examples[index] for index in batch])
                 for i, index in enumerate(batch):
-                    rows[index] = {name: values[i] for name, values in found.items()}
+                    rows[index] = {name: values[i] for name, values in results.items()}
         return rows
 
     def _batch(self, key: Any, examples: Sequence[Leaves]) -> dict[str, np.ndarray]:

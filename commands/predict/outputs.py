@@ -61,8 +61,16 @@ def write_rows(
       cells: makes the lines of a CSV for an answer: values by column, without its `source`.
       table: makes lines for a terminal of that many columns.
     """
+
+    def lines() -> Iterator[str]:  # a row without an answer has one, too
+        yield csv_text([columns])
+        for row in rows:
+            answers = [] if row.error else cells(row)
+            every = [{**row.source, "error": row.error, **answer} for answer in answers or [{}]]
+            yield csv_text([line.get(name, "") for name in columns] for line in every)
+
     if form == "csv":
-        text = _csv(rows, columns, cells)
+        text = lines()
     elif form == "json":
         text = json_array(row.as_json() for row in rows)
     elif form == "jsonl":
@@ -70,19 +78,6 @@ def write_rows(
     else:
         text = table(rows, shutil.get_terminal_size().columns)
     write(out, text)
-
-
-def _csv(
-    rows: Iterable[Row],
-    columns: Sequence[str],
-    cells: Callable[[Row], Sequence[Mapping[str, Any]]],
-) -> Iterator[str]:
-    """The lines of a CSV; a row without an answer has one, too."""
-    yield csv_text([columns])
-    for row in rows:
-        answers = [] if row.error else cells(row)
-        lines = [{**row.source, "error": row.error, **answer} for answer in answers or [{}]]
-        yield csv_text([line.get(name, "") for name in columns] for line in lines)
 
 
 def json_array(objects: Iterable[dict[str, Any]]) -> Iterator[str]:

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.uses import Sentences
 from commands.predict import outputs, texts
-from commands.predict.model import Predictor, Request, with_data
+from commands.predict.model import Batch, Predictor, Request, use
 from commands.predict.outputs import Row, say
 from commands.predict.texts import Line
 from common.errors import ConfigError, count
@@ -21,6 +22,7 @@ FORMATS = ("text", *outputs.FORMATS)
 COLUMNS = ("line", "source", "translation", "score", "error")
 # Read before the first is translated, so that lines of one length share a batch.
 _LINES = 1024
+_MAX_TOKENS = 2048  # 8 such sentences take 2 GB for attention in the Transformer (big)
 _UNKNOWN = 0.2  # the share of unknown words that causes a NOTE
 
 
@@ -28,7 +30,7 @@ _UNKNOWN = 0.2  # the share of unknown words that causes a NOTE
 class Options:
     """The flags of predict.py for translators."""
 
-    beams: int = 0  # 0: as many as the run has
+    beams: int = 0  # 0: as many as the run has; `prepare` sets them and `data_dir`
     n_best: int = 1
     data_dir: str = ""
 
@@ -56,25 +58,22 @@ class Translator:
 
     def __init__(self, model: model_source.Model, options: Options, batch_size: int):
         """Reads the weights; UserError for too few beams or another vocabulary than the model's."""
-        beams = options.beams or model.config.beam_size
-        if options.n_best > beams:
+        self._uses = uses = use(model, Sentences)
+        if options.n_best > uses.beams:
             raise ConfigError(
-                f"--n_best={options.n_best}: the search has {beams} beams; give "
+                f"--n_best={options.n_best}: the search has {uses.beams} beams; give "
                 f"--beams={options.n_best} or more"
             )
-        model = with_data(model, options.data_dir, beam_size=beams)
-        benchmark: Any = model.benchmark
+        uses.check_files(model.manifest, model.source)
 
-        def predict(params: Any, model_state: Any, batch: Any) -> Any:
+        def predict(params: Any, model_state: Any, batch: Batch) -> Batch:
             del model_state
-            tokens, score = benchmark.n_best(params, batch["inputs"], options.n_best)
+            tokens, score = uses.n_best(params, batch["inputs"], options.n_best)
             return {"tokens": tokens, "score": score}
 
-        self._uses = benchmark.uses
-        self._predictor = Predictor(predict, model, batch_size, self._uses.at_once)
+        self._predictor = Predictor(predict, model, batch_size, uses.at_once)
         self._lines = self._cut = self.errors = 0  # errors: lines that are not empty
-        self._seconds = 0.0  # of translating
-        self._has_noted = False
+        self._seconds, self._has_noted = 0.0, False  # of translating; unknown words
 
     def rows(self, every: Iterator[Line], at_once: int) -> Iterator[Row]:
         """The row of each line; `at_once` lines are read before the first is translated."""
@@ -93,21 +92,19 @@ class Translator:
         """The rows of some lines; an empty line has neither translations nor an error."""
         rows: dict[int, Row] = {}  # by the numbers of lines, as is `sentences`
         sentences: dict[int, Sequence[int]] = {}
-        most = self._uses.most_tokens
+        max_tokens = max(self._uses.lengths[-1], _MAX_TOKENS)
         for number, line in enumerate(chunk, self._lines + 1):
             ids = [] if line.error else self._uses.encode(line.text)
             error = line.error
-            if len(ids) > most:
-                error = f"{len(ids):,} tokens, more than {most:,}: split it into sentences"
+            if len(ids) > max_tokens:
+                error = f"{len(ids):,} tokens, more than {max_tokens:,}: split it into sentences"
             source = {"line": number, "source": line.text}
             rows[number] = Row(source, error, {"translations": []})
             if ids and not error:
                 sentences[number] = ids
         self._note(sentences)
-        inputs = [np.zeros(self._uses.size(len(ids)), np.int32) for ids in sentences.values()]
-        for padded, ids in zip(inputs, sentences.values(), strict=True):
-            padded[: len(ids)] = ids
-        results = self._predictor([{"inputs": padded} for padded in inputs])
+        inputs = [padded(ids, self._uses.lengths) for ids in sentences.values()]
+        results = self._predictor([{"inputs": ids} for ids in inputs])
         for number, result in zip(sentences, results, strict=True):
             rows[number] = self._row(rows[number].source, result["tokens"], result["score"])
         return [*rows.values()]
@@ -118,11 +115,11 @@ class Translator:
             return Row(source, "the model's scores are not finite: its run has diverged")
         self._cut += self._uses.is_cut(every[0])
         exist = np.isfinite(scores)
-        found = [
+        translations = [
             {"text": self._uses.text(tokens), "score": round(float(score), 6)}
             for tokens, score in zip(every[exist], scores[exist], strict=True)
         ]
-        return Row(source, "", {"translations": found})
+        return Row(source, "", {"translations": translations})
 
     def _note(self, sentences: Mapping[int, Sequence[int]]) -> None:
         """Says once if the text is not cut into words as the training data were."""
@@ -142,6 +139,14 @@ class Translator:
             say(f"{count(self._cut, 'translation')} cut off at the model's greatest length")
         if self.errors:
             say(f"{self.errors:,} of {self._lines:,} lines have no translation")
+
+
+def padded(ids: Sequence[int], lengths: Sequence[int]) -> np.ndarray:
+    """`ids`, then zeros, int32[n]: n is the first of `lengths` that fits, or the last, doubled."""
+    size = next((length for length in lengths if length >= len(ids)), lengths[-1])
+    while size < len(ids):
+        size *= 2
+    return np.pad(np.asarray(ids, np.int32), (0, size - len(ids)))
 
 
 def _cells(row: Row) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from typing import Any
 from PIL import Image
 
 from commands.predict import outputs
-from commands.predict.model import Leaves, Predictor, Request
+from commands.predict.model import Batch, Leaves, Predictor, Request
 from commands.predict.outputs import Row, say, shown
 from common import pools
 from common.console import Progress
@@ -99,8 +99,8 @@ def _of_one(path: str) -> list[str]:
     elif remote:
         matches = files.matching_paths(path) if glob.has_magic(path) else []
     else:
-        known = files.known_part(path)
-        matches = glob.glob(glob.escape(known) + path[len(known) :], recursive=True)
+        parent = files.known_part(path)
+        matches = glob.glob(glob.escape(parent) + path[len(parent) :], recursive=True)
     pictures = []
     for match in sorted(matches, key=natural):
         if is_folder(match):
@@ -174,20 +174,18 @@ def make_picture(path: str, data: bytes, prepare: Callable[[Jpeg], Leaves]) -> P
 class PictureModel:
     """A model that answers for pictures; classifiers and detectors are subclasses.
 
-    `summary` describes the model in the line that says it is loaded.
+    `summary` is for the line that says it is loaded; a device computes `at_once` pictures at once.
     """
 
-    at_once = 8  # pictures that a device computes at once
-
-    def __init__(self, model: Model, summary: str):
-        self.model, self.summary = model, summary
+    def __init__(self, model: Model, summary: str, at_once: int):
+        self.model, self.summary, self.at_once = model, summary, at_once
 
     def files(self, paths: Sequence[str]) -> list[tuple[str, str]]:
         """(flag, file) of each file that is written for some pictures, besides --out."""
         del paths
         return []
 
-    def predict(self, params: Any, model_state: Any, batch: Any) -> Any:
+    def predict(self, params: Any, model_state: Any, batch: Batch) -> Batch:
         """The rows, arrays [b, ...], of a batch on the devices."""
         raise NotImplementedError
 

@@ -197,9 +197,9 @@ def _with_images(exhibits: Sequence[Exhibit]) -> list[tuple[Exhibit, list[tuple[
         for picture in exhibit.pictures:
             text = base64.b64encode(picture.data).decode()
             left -= len(text)
-            kind = "png" if picture.data.startswith(b"\x89PNG") else "jpeg"
+            subtype = "png" if picture.data.startswith(b"\x89PNG") else "jpeg"
             if left > 0:
-                images.append((picture, f"data:image/{kind};base64,{text}"))
+                images.append((picture, f"data:image/{subtype};base64,{text}"))
         shown.append((exhibit, images))
     return shown
 

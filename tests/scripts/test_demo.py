@@ -18,12 +18,14 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
+from benchmarks.uses import Classes, Uses
 from commands.predict import classes
 from common.errors import ConfigError, DataError
-from common.images.input_spec import NAMED, prepare_image
+from common.images.input_spec import NAMED
 from engine.checkpoint import model_source
 from scripts import demo
 from tests.benchmarks.resnet.preparation.test_imagenet import encoded, picture
+from tests.helpers.uses import stub
 from tests.test_main import started
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -34,20 +36,22 @@ needs_gradio = pytest.mark.skipif(
 MODEL = """
 import json, signal, sys, types
 from PIL import Image
+from benchmarks import uses
 from scripts import demo
-uses = types.SimpleNamespace(answers="boxes")
+from tests.helpers.uses import stub
 model = types.SimpleNamespace(source="runs/cats", config=types.SimpleNamespace(benchmark="ssd"))
-model.benchmark = types.SimpleNamespace(uses=uses)
+model.benchmark = types.SimpleNamespace(uses=stub(uses.Boxes))
 """
 ANSWERS = {
-    "classes": {"cat": 0.9},
-    "sentences": "Ein Satz.",
-    "items": [[1, 2, 974, "Heat", "76.0%"]],
+    "Classes": {"cat": 0.9},
+    "Sentences": "Ein Satz.",
+    "Items": [[1, 2, 974, "Heat", "76.0%"]],
 }
 SHOW = """
-for uses.answers, answer in json.loads(sys.argv[1]).items():
+for kind, answer in json.loads(sys.argv[1]).items():
+    model.benchmark.uses = stub(getattr(uses, kind))
     page = demo.make_page(model, lambda text: answer)
-    print(json.dumps(page(None if uses.answers == "classes" else "1")))
+    print(json.dumps(page(None if kind == "Classes" else "1")))
 """
 # Each photo has a cat.
 SERVE = """
@@ -80,10 +84,9 @@ def test_a_port_in_use_is_one_line_before_a_model_is_read(monkeypatch):
 
 
 def test_a_model_without_answers_is_refused():
-    uses = types.SimpleNamespace(answers="", hint="evaluate it")
     model: Any = types.SimpleNamespace(
         source="run",
-        benchmark=types.SimpleNamespace(uses=uses),
+        benchmark=types.SimpleNamespace(uses=stub(Uses, hint="evaluate it")),
         config=ConfigDict({"benchmark": "x"}),
     )
     with pytest.raises(ConfigError, match="run is a model of the benchmark 'x'.*; evaluate it"):
@@ -97,12 +100,9 @@ def test_classes_have_bars_and_a_damaged_photo_has_a_reason(tmp_path):
         def __init__(self):
             self._names, self._top_k, self._options = ["a", "b", "a"], 3, classes.Options()
             self._value, self._named, self._right = "probability", 0, 0
+            self._uses = stub(Classes, input_spec=NAMED["tensorflow"].at(32))
 
-        def inputs(self, photo):
-            return {"image": prepare_image(photo.encoded, NAMED["tensorflow"].at(32))}
-
-    def predictor(rows):
-        return [{"logits": np.log([0.5, 0.3, 0.2])} for _ in rows]
+    predictor: Any = lambda rows: [{"logits": np.log([0.5, 0.3, 0.2])} for _ in rows]  # noqa: E731
 
     content, path = encoded(picture(1, (99, 99))), tmp_path / "x.jpg"
     path.write_bytes(content)
@@ -119,7 +119,7 @@ def test_the_page_shows_answers():
     output, _ = started([sys.executable, "-c", MODEL + SHOW, json.dumps(ANSWERS)]).communicate()
     nothing, text, table = map(json.loads, output.splitlines())
     assert nothing == {}  # where the photo was taken away
-    assert text == ANSWERS["sentences"] and table["data"] == ANSWERS["items"]
+    assert text == ANSWERS["Sentences"] and table["data"] == ANSWERS["Items"]
     assert table["headers"] == ["user", "rank", "item", "title", "score"]
 
 

@@ -21,7 +21,8 @@ from benchmarks.detection.mask_rcnn import input_pipeline, losses, models, roi_a
 from benchmarks.detection.mask_rcnn.aspect_ratio_groups import AspectRatioGroups, GroupedOrder
 from benchmarks.detection.mask_rcnn.losses import Objects
 from benchmarks.detection.mask_rcnn.settings import Heads, Settings
-from benchmarks.detection.mask_rcnn.use import MaskRcnnUses, MaskScorer
+from benchmarks.detection.mask_rcnn.use import MaskRcnnUses
+from benchmarks.detection.mask_scoring import MaskScorer
 from benchmarks.detection.weights import FOLLOWS, follow, read_foreign_settings
 from benchmarks.uses import Uses
 from common import foreign

@@ -1,9 +1,11 @@
 """Uses a ResNet: classifies, shows mistakes, exports, and reads other libraries' weights."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +16,15 @@ from benchmarks.resnet.settings import Architecture
 from benchmarks.resnet.use import exhibits, weights
 from benchmarks.resnet.use.exhibits import Predictions
 from benchmarks.resnet.use.export import Classifier
-from benchmarks.uses import Exhibit, Imported, Uses
+from benchmarks.uses import Classes, Exhibit, Imported
 from common.errors import ConfigError
 from common.foreign import files
 from common.foreign.files import Foreign
+from common.images.input_spec import InputSpec
 from common.portable import Portable
+
+if TYPE_CHECKING:
+    from benchmarks.resnet import ImageClassifier
 
 
 def foreign_settings(file: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
@@ -33,8 +39,8 @@ def foreign_weights(source: Foreign, space_to_depth: bool) -> Imported:
     """
     values, _ = weights.read_settings(source)
     keys = {"precision": "float32", "batch_norm": "plain", "bn_span": 1, "bn_momentum": 0.9}
-    known = {field.name for field in dataclasses.fields(Architecture)}
-    keys |= {key: value for key, value in values.items() if key in known}
+    fields = {field.name for field in dataclasses.fields(Architecture)}
+    keys |= {key: value for key, value in values.items() if key in fields}
     keys["space_to_depth"] = values.get("space_to_depth", space_to_depth)
     model = architecture.network(Architecture(**keys), values.get("num_label_classes", 1))
     init = functools.partial(model.init, train=False)
@@ -44,10 +50,9 @@ def foreign_weights(source: Foreign, space_to_depth: bool) -> Imported:
     return Imported(source.path, *arrays, *weights.describe(source, values))
 
 
-class ClassifierUses(Uses):
+class ClassifierUses(Classes):
     """The uses of a classifier."""
 
-    answers = "classes"
     commands = {
         "classify pictures": "python predict.py photo.jpg folder/ --workdir={workdir}",
         "give it away": "python main.py --mode=export --workdir={workdir}",
@@ -55,9 +60,16 @@ class ClassifierUses(Uses):
         "--config.init_from={workdir} --config.data_dir=DIR --workdir=NEW",
     }
 
-    def __init__(self, benchmark: Any):
-        """`benchmark` is a `classifier.ImageClassifier`, which imports this module."""
+    def __init__(self, benchmark: ImageClassifier):
         self._benchmark = benchmark
+
+    @property
+    def num_classes(self) -> int:
+        return self._benchmark.classes
+
+    @property
+    def input_spec(self) -> InputSpec:
+        return self._benchmark.input_spec
 
     def data_meaning(self) -> Mapping[str, Any]:
         keys = self._benchmark.keys
@@ -98,8 +110,8 @@ class ClassifierUses(Uses):
             # The arrays of "1" and "1.5" are the same; a checkpoint of TensorFlow is silent.
             values |= {key: version for _, key in notes if key == "resnet_version"}
         for key in weights.ARCHITECTURE:
-            if values[key] != (mine := getattr(benchmark.settings.model, key, values[key])):
-                raise ConfigError(f"config.{key}={mine!r}, but {file} has {values[key]!r}")
+            if values[key] != (own := getattr(benchmark.settings.model, key, values[key])):
+                raise ConfigError(f"config.{key}={own!r}, but {file} has {values[key]!r}")
         params, model_state = jax.eval_shape(benchmark.init, jax.random.key(0))
         arrays = weights.translate(source, params, model_state)
         return Imported(file, *arrays, *weights.describe(source, values))

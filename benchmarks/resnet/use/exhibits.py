@@ -57,22 +57,22 @@ def _classes(predictions: Predictions, names: Sequence[str]) -> Exhibit:
     right, actual, guessed = np.diag(counts), counts.sum(axis=1), counts.sum(axis=0)
     with np.errstate(invalid="ignore"):
         values = np.stack([right / guessed, right / actual, 2 * right / (actual + guessed)], axis=1)
-    known = np.flatnonzero(actual)
-    order = known[np.argsort(values[known, 2], kind="stable")].tolist()
+    present = np.flatnonzero(actual)
+    order = present[np.argsort(values[present, 2], kind="stable")].tolist()
     head = ["class", "images", "precision", "recall", "F1"]
     rows, table = [], []
     for i in order:
         others = np.where(np.arange(size) == i, 0, counts[i])
-        most = int(others.argmax())
-        taken_for = f"{names[most]} ({others[most]:,})" if others[most] else ""
+        confused = int(others.argmax())
+        taken_for = f"{names[confused]} ({others[confused]:,})" if others[confused] else ""
         rows.append([names[i], f"{actual[i]:,}", *map(percent, values[i]), taken_for])
         table.append([names[i], actual[i], *(f"{x:.6f}" for x in values[i])])
     # A class that is never guessed has no precision; in the mean it counts as 0, as its F1 does.
-    means = map(percent, np.nan_to_num(values[known]).mean(axis=0))
-    text = f"The worst {CLASSES} of {len(known):,}" if len(known) > CLASSES else "All classes"
+    means = map(percent, np.nan_to_num(values[present]).mean(axis=0))
+    text = f"The worst {CLASSES} of {len(present):,}" if len(present) > CLASSES else "All classes"
     text += ", the lowest F1 first. For programs: per_class.csv has the same figures, "
     text += "confusion.csv how often each class was taken for each other."
-    if absent := size - len(known):
+    if absent := size - len(present):
         text += f" {absent:,} classes have no image to evaluate."
     confusion = ([name, *row] for name, row in zip(names, counts.tolist(), strict=True))
     return Exhibit(

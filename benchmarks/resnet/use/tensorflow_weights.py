@@ -40,11 +40,11 @@ def match(
     convs, norms = (_ordered(arrays, kind) for kind in ("conv2d", "batch_normalization"))
     stem = convs[0][1]
     candidates = itertools.product(models.DEPTHS, ("1.5", "2"), (False, True))
-    known = {candidate: expected(*candidate, stem) for candidate in candidates}
-    best = max(known, key=lambda c: sum(map(_first_difference, (convs, norms), known[c])))
+    layouts = {candidate: expected(*candidate, stem) for candidate in candidates}
+    best = max(layouts, key=lambda c: sum(map(_first_difference, (convs, norms), layouts[c])))
     depth, version, projects = best
     layers = {}
-    for theirs, named, leaf in zip((convs, norms), known[best], ("kernel", "gamma"), strict=True):
+    for theirs, named, leaf in zip((convs, norms), layouts[best], ("kernel", "gamma"), strict=True):
         if mismatch := _mismatch(theirs, named, leaf, f"a ResNet-{depth} of version {version}"):
             raise DataError(f"{path} holds no ResNet that is known here: {mismatch}")
         pairs = zip(theirs, named, strict=True)

@@ -130,8 +130,8 @@ def _recognised(source: Foreign) -> tuple[dict[str, np.ndarray], Family, dict[st
     if not re.fullmatch(_TIMM, timm := str(config.get("architecture", "resnet50"))):
         raise DataError(f"{path}: timm's architecture {timm[:80]!r} is not supported")
     config = config if config.get("model_type") == "resnet" else {}  # Hugging Face's
-    for key, known in (("hidden_act", "relu"), ("downsample_in_first_stage", False)):
-        if (value := config.get(key, known)) != known:
+    for key, supported in (("hidden_act", "relu"), ("downsample_in_first_stage", False)):
+        if (value := config.get(key, supported)) != supported:
             raise DataError(f"{path}: {key}={value!r:.80} in config.json is not supported")
     is_deep = family is resnets.DEEP
     stem = arrays.get(family.name("params/conv_stem3/kernel" if is_deep else _STEM))
@@ -160,8 +160,8 @@ def _depth(path: str, arrays: Mapping[str, np.ndarray], family: Family) -> int:
     names = [[family.name(layer.format(s, b, 1)) for b in range(1, 100)] for s in range(1, 5)]
     sizes = tuple(len({*stage} & {*arrays}) for stage in names)
     is_bottleneck = family.name(layer.format(1, 1, 3)) in arrays
-    for depth, known in models.DEPTHS.items():
-        if known == (sizes, models.BottleneckBlock if is_bottleneck else models.BasicBlock):
+    for depth, network in models.DEPTHS.items():
+        if network == (sizes, models.BottleneckBlock if is_bottleneck else models.BasicBlock):
             return depth
     raise DataError(
         f"{path} has stages of {sizes} {'bottleneck' if is_bottleneck else 'basic'} blocks: no "

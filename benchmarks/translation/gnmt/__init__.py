@@ -21,6 +21,7 @@ from benchmarks.translation import losses, translator
 from benchmarks.translation.gnmt import coverage_beams, loader, models
 from benchmarks.translation.gnmt.corpus import Buckets, Corpus, bucket_batches
 from benchmarks.translation.translator import Length, Lengths, Translator
+from benchmarks.translation.use import TranslatorUses
 from benchmarks.translation.vocabulary import EOS
 from common.data import files
 from common.errors import ConfigError, DataError
@@ -221,6 +222,10 @@ class Gnmt(Translator):
         limit = jnp.where(has_words, settings.max_length, 0)
         rules, coverage = self.search_rules(settings.max_length, top), settings.coverage_penalty
         return coverage_beams.search(step, cache, memory.mask, limit, coverage, rules)
+
+    @property
+    def uses(self) -> TranslatorUses:
+        return TranslatorUses(self)
 
 
 def make(config: Any, cache_dir: str) -> Gnmt:

@@ -20,6 +20,7 @@ from benchmarks.translation import evaluation, translator
 from benchmarks.translation.schema import FEATURES
 from benchmarks.translation.transformer import finished_beams, losses, models, records
 from benchmarks.translation.translator import Length, Translator
+from benchmarks.translation.use import TranslatorUses
 from benchmarks.translation.vocabulary import EOS
 from common.data import files
 from common.errors import ConfigError, DataError
@@ -217,6 +218,10 @@ class Transformer(Translator, RecordBenchmark):
         step = functools.partial(run, memory=memory, method="step")
         cache = self.network.init_cache(memory, rules.beam_size, rules.max_length)
         return finished_beams.search(step, cache, limit, rules)
+
+    @property
+    def uses(self) -> TranslatorUses:
+        return TranslatorUses(self)
 
 
 def make(config: Any, cache_dir: str) -> Transformer:

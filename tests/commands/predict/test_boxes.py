@@ -17,6 +17,7 @@ from PIL import Image
 import benchmarks
 from benchmarks.base import BATCH_AXES
 from benchmarks.detection import coco
+from benchmarks.uses import Boxes
 from commands.predict import boxes
 from commands.predict.boxes import Object, image_ids
 from commands.predict.sources import Picture
@@ -27,6 +28,7 @@ from engine.checkpoint import model_source
 from scripts.demo import make_answer
 from tests.benchmarks.detection import scenes_fixture
 from tests.commands.predict.test_predict import refusal
+from tests.helpers.uses import stub
 
 SMALL: dict[str, dict[str, Any]] = {
     "ssd": {"image_size": 64, "max_detections": 20},
@@ -181,9 +183,8 @@ def test_weak_boxes_of_cocos_results_are_not_drawn(tmp_path):
     options = boxes.Options(draw=str(tmp_path))
     assert options.least("coco") == 0  # as COCO's score wants them
 
-    uses = types.SimpleNamespace(at_once=8)
     opened: Any = types.SimpleNamespace(manifest={"categories": []}, check_finite=lambda: None)
-    opened.benchmark = types.SimpleNamespace(uses=uses)
+    opened.benchmark = types.SimpleNamespace(uses=stub(Boxes))
 
     def drawn(objects, **changes):
         detector = boxes.Detector(opened, dataclasses.replace(options, **changes), "coco")

@@ -18,7 +18,9 @@ import tensorflow as tf
 from PIL import Image
 from safetensors.numpy import save_file
 
+import commands.predict
 import predict
+from benchmarks.uses import Classes
 from commands import evaluating
 from commands.predict import classes, model, outputs, sources
 from commands.predict.sources import Picture
@@ -33,6 +35,7 @@ from tests.engine.checkpoint.test_model_source import (
     change_manifest,  # noqa: F401 (a fixture)
     workdir,  # noqa: F401 (a fixture)
 )
+from tests.helpers.uses import stub
 
 CLASSES = ["n0", "n1", "n2", "n3"]
 
@@ -64,9 +67,9 @@ def call(workdir, capsysbinary):  # noqa: F811
 
 def make_classifier(names, **flags):
     """A classifier without weights."""
-    config = types.SimpleNamespace(num_label_classes=len(names))
-    opened: Any = types.SimpleNamespace(config=config, manifest={"class_names": names})
-    opened.benchmark = types.SimpleNamespace(input_spec=NAMED["tensorflow"])
+    opened: Any = types.SimpleNamespace(manifest={"class_names": names})
+    uses = stub(Classes, num_classes=len(names), input_spec=NAMED["tensorflow"])
+    opened.benchmark = types.SimpleNamespace(uses=uses)
     return classes.Classifier(opened, classes.Options(**flags))
 
 
@@ -132,7 +135,7 @@ def test_bits_depend_neither_on_the_batch_nor_on_the_devices(call, pictures, tmp
 
 
 def test_cpus_compute_in_float32_whatever_the_run_trained_in(call, pictures, workdir, monkeypatch):  # noqa: F811
-    assert model.prepare(model_source.load(workdir), True).config.precision == "float32"
+    assert commands.predict.prepare(model_source.load(workdir), True).config.precision == "float32"
     _, exact, _ = call(pictures, "--logits")
     load = model_source.load
     for precision in ("float32", "bfloat16"):
@@ -141,7 +144,7 @@ def test_cpus_compute_in_float32_whatever_the_run_trained_in(call, pictures, wor
         monkeypatch.setattr(model_source, "load", changed)
         assert call(pictures, "--logits")[1] == exact
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    assert model.prepare(model_source.load(workdir), True).config.precision == "bfloat16"
+    assert commands.predict.prepare(model_source.load(workdir), True).config.precision == "bfloat16"
 
 
 def test_probabilities_are_the_softmax_of_the_logits(call, pictures):

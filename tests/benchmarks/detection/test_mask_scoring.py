@@ -10,7 +10,7 @@ from PIL import Image
 from pycocotools import mask as coco_masks
 
 from benchmarks.detection import coco, scoring
-from benchmarks.detection.mask_rcnn import use
+from benchmarks.detection.mask_scoring import paste_mask
 
 
 def pasted(mask: np.ndarray, box: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -54,7 +54,7 @@ def test_runs_are_those_of_a_paste_into_the_image(side):
         box = (box * 3 - size if i % 7 == 0 else box).astype(np.float32)
         box[2:] = np.maximum(box[2:], box[:2] + 0.1)
         mask = np.full((side, side), 0.97, np.float32) if i % 4 == 0 else blobs(rng, side)
-        found = use.paste_mask(mask, box, int(height), int(width))
+        found = paste_mask(mask, box, int(height), int(width))
         expected = encoded(pasted(mask, box.astype(np.float64), height, width))
         assert found == expected, (mask.shape, box, height, width)
         empty += int(coco_masks.area(found) == 0)
@@ -63,13 +63,13 @@ def test_runs_are_those_of_a_paste_into_the_image(side):
 
 def test_runs_that_touch_the_borders_are_joined():
     """The whole image is one run, and full columns beside each other are one run."""
-    full = use.paste_mask(np.ones((8, 8), np.float32), (-50, -50, 50, 50), 7, 9)
+    full = paste_mask(np.ones((8, 8), np.float32), (-50, -50, 50, 50), 7, 9)
     assert full == encoded(np.ones((7, 9), np.uint8))
     mask = np.zeros((28, 28), np.float32)
     mask[:, 10:] = 1
     expected = np.zeros((20, 33), np.uint8)
     expected[:, 12:30] = 1
-    assert use.paste_mask(mask, (-40, 2, 60, 30), 20, 33) == encoded(expected)
+    assert paste_mask(mask, (-40, 2, 60, 30), 20, 33) == encoded(expected)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_runs_that_touch_the_borders_are_joined():
 )
 def test_a_box_that_has_no_pixel_is_empty(box):
     nothing = encoded(np.zeros((10, 10), np.uint8))
-    assert use.paste_mask(np.ones((5, 5), np.float32), box, 10, 10) == nothing
+    assert paste_mask(np.ones((5, 5), np.float32), box, 10, 10) == nothing
 
 
 def shape(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
@@ -109,7 +109,7 @@ def test_perfect_masks_of_28_cells_score_one(tmp_path):
         small = tf.image.resize(true, (28, 28), antialias=True).numpy()[..., 0]
         found.append(
             {"image_id": number, "category_id": 1, "score": 0.9}
-            | {"segmentation": use.paste_mask(small, (y0, x0, y1, x1), 200, 240)}
+            | {"segmentation": paste_mask(small, (y0, x0, y1, x1), 200, 240)}
         )
     content = {
         "images": [
@@ -130,6 +130,6 @@ def test_a_pixel_of_a_half_is_the_objects():
     expected = np.zeros((10, 12), np.uint8)
     expected[1:9, 2:10] = 1
     box = (1, 2, 9, 10)
-    assert use.paste_mask(np.full((8, 8), 0.5, np.float32), box, 10, 12) == encoded(expected)
+    assert paste_mask(np.full((8, 8), 0.5, np.float32), box, 10, 12) == encoded(expected)
     below = np.full((8, 8), np.nextafter(np.float32(0.5), np.float32(0)))
-    assert use.paste_mask(below, box, 10, 12) == encoded(0 * expected)
+    assert paste_mask(below, box, 10, 12) == encoded(0 * expected)
