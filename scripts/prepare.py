@@ -41,7 +41,7 @@ PREPARATIONS = {
     "ratings": ("benchmarks.ncf", "made-up ratings of films"),
 }
 # Whose `preparation.recognise` says which dataset formats a folder has.
-_FAMILIES = ("resnet", "detection", "translation", "ncf")
+_FAMILIES = [f"benchmarks.{name}" for name in ("resnet", "detection", "translation", "ncf")]
 _COMMAND = "python -m scripts.prepare"
 _FORMS = "photos by class, labels of boxes, pairs of sentences, or rows of users and items"
 _LABELS = (".json", ".jsonl", ".csv", ".tsv", ".xml", ".txt", ".yaml", ".yml", ".mat")
@@ -58,19 +58,15 @@ _TRAIN_FILE = "train.json"  # with that command, in prepare_state
 
 def parse(name: str, argv: Sequence[str]) -> argparse.Namespace:
     """The arguments of a preparation; exits with status 2 and one line if one is invalid."""
-    module = _module(name)
+    module = _module(PREPARATIONS[name][0], name)
     about = console.summary(module.__doc__)
     parser = console.Parser(prog=f"{_COMMAND} {name}", description=about)
     parse_own = getattr(module, "parse", arguments.parse_out)
     return parse_own(parser, console.underscored(argv))
 
 
-def _module(name: str) -> Any:
-    return importlib.import_module(f"{PREPARATIONS[name][0]}.preparation.{name}")
-
-
-def _recogniser(family: str) -> Any:
-    return importlib.import_module(f"benchmarks.{family}.preparation.recognise")
+def _module(package: str, name: str) -> Any:
+    return importlib.import_module(f"{package}.preparation.{name}")
 
 
 def make(name: str, argv: Sequence[str]) -> str:
@@ -85,7 +81,7 @@ def _prepare(name: str, args: argparse.Namespace) -> str:
     """Prepares the data, alone in the folder; returns the last line to print."""
     out = args.out.rstrip("/")
     with locks.alone(f"{out}/prepare.lock", f"prepares {out}", "use another --out"):
-        return _module(name).prepare(args)
+        return _module(PREPARATIONS[name][0], name).prepare(args)
 
 
 def run(title: str, act: Callable[[], Any]) -> None:
@@ -123,22 +119,22 @@ def _flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     add("--as", dest="format", default="", metavar="FORM", help="which of several readings to take")
     add("--untimed", action="store_true", help="do not measure how long training takes here")
     add("--tpu", default="", help="slices to ask the compiler for the price on: v5e-8,v4-16")
-    args, rest = parser.parse_known_args(console.underscored(argv))
-    if rest and not rest[0].startswith("-"):
-        parser.error(f"give one PATH, a folder with all files: {rest[0]} is a second one")
-    return args, rest
+    args, others = parser.parse_known_args(console.underscored(argv))
+    if others and not others[0].startswith("-"):
+        parser.error(f"give one PATH, a folder with all files: {others[0]} is a second one")
+    return args, others
 
 
 def prepare_path(argv: Sequence[str]) -> None:
     """Finds out what lies at a path, prepares it, and prints the command that trains on it."""
-    args, rest = _flags(argv)
+    args, others = _flags(argv)
     if "://" not in args.path and not os.path.lexists(args.path):
         names = ", ".join(PREPARATIONS)
         instead = _FORMER.get(args.path) or f"choose a file or folder, or one of {names}"
         raise SourceError(f"there is no {args.path!r}; {instead}")
     print(f"looking at {args.path}: starting TensorFlow, up to 10 s", flush=True)
     photos.quiet()
-    folder = dataclasses.replace(Folder.open(args.path), flags=tuple(rest))
+    folder = dataclasses.replace(Folder.open(args.path), flags=tuple(others))
     if not folder.files:
         raise SourceError(f"{args.path} holds no files")
     if is_prepared(folder, args.path):
@@ -153,7 +149,7 @@ def prepare_path(argv: Sequence[str]) -> None:
             print(f"what they are is seen after that: {_endings(folder)}")
             return
     chosen = choose(folder, formats, args.format)
-    flags = [*chosen.arguments, *rest, f"--out={out}"]
+    flags = [*chosen.arguments, *others, f"--out={out}"]
     parsed = parse(chosen.preparation, flags)
     print(f"found: {chosen.evidence}\nmakes in {out}: {chosen.output}")
     print(f"with: {_COMMAND} {shlex.join([chosen.preparation, *flags])}", flush=True)
@@ -170,8 +166,8 @@ def download(argv: Sequence[str]) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("name", choices=downloads.SETS, help=f"one of {', '.join(downloads.SETS)}")
-    args, rest = parser.parse_known_args(argv)
-    prepare_path([downloads.get(args.name), *downloads.SETS[args.name].flags, *rest])
+    args, others = parser.parse_known_args(argv)
+    prepare_path([downloads.get(args.name), *downloads.SETS[args.name].flags, *others])
 
 
 def stem(path: str, is_file: bool) -> str:
@@ -202,12 +198,12 @@ def is_prepared(folder: Folder, path: str) -> bool:
     """Whether a folder holds records of this program; if so, prints the command that trains."""
     names = {file.name for file in folder.files}
     files.check_finished(path)
-    known = f"{files.STATE}/{_TRAIN_FILE}" in names
+    has_command = f"{files.STATE}/{_TRAIN_FILE}" in names
     has_records = files.stems(names) or {"ratings.csv", "items.csv"} <= names
-    if not known and (files.MANIFEST not in names or not has_records):
+    if not has_command and (files.MANIFEST not in names or not has_records):
         return False
     hint = "the command that made them prints the one that trains, if you type it again"
-    if known:
+    if has_command:
         hint = f"{_TRAIN}{State(path).read(_TRAIN_FILE)}"
     print(f"{path} holds records that are ready; {hint}")
     return True
@@ -222,9 +218,9 @@ def dataset_formats(folder: Folder) -> list[DatasetFormat]:
     if inner and all(_NOTES.fullmatch(f.name) for f in folder.files if "/" not in f.name):
         return dataset_formats(inner)
     formats, errors = [], []
-    for module in map(_recogniser, _FAMILIES):
+    for family in _FAMILIES:
         try:
-            formats += module.dataset_formats(folder)
+            formats += _module(family, "recognise").dataset_formats(folder)
         except UserError as error:
             errors.append(error)
     if inner and not formats:
@@ -290,7 +286,7 @@ def _contents(folder: Folder, texts: Sequence[str]) -> str:
         return f"holds another archive, which is not opened: type {_COMMAND} {path}"
     if text := unread.explain(folder):
         return f"holds {_endings(folder)}, and {text}"
-    if text := _recogniser("resnet").class_folders(folder):
+    if text := _module("benchmarks.resnet", "recognise").class_folders(folder):
         return f"holds {_endings(folder)}, and {text}"
     if 2 * len(folder.named(*SUFFIXES)) >= len(folder.files) > 0:
         others = [name for name in folder.named(*_LABELS) if not _NOTES.fullmatch(name)]
@@ -347,7 +343,7 @@ def pace(flags: Sequence[str]) -> str:
 
 def main(argv: Sequence[str]) -> None:
     """Runs the preparation that the first argument names, or the one for the path that it is."""
-    name, *rest = argv or [""]
+    name, *others = argv or [""]
     if name in ("", "-h", "--help"):
         width = max(map(len, PREPARATIONS))
         print(f"usage: {_COMMAND} PATH [arguments]   makes records of a folder, file or archive")
@@ -361,9 +357,9 @@ def main(argv: Sequence[str]) -> None:
     # Small blocks, because archives on gs:// are read one image of about 100 KB at a time.
     environment.set_defaults(GCS_READ_CACHE_BLOCK_SIZE_MB="1", TF_CPP_MIN_LOG_LEVEL="3")
     if name in PREPARATIONS:
-        run(f"prepare {name}", lambda: print(make(name, rest)))
+        run(f"prepare {name}", lambda: print(make(name, others)))
     elif name == "download":
-        run("prepare download", lambda: download(rest))
+        run("prepare download", lambda: download(others))
     else:
         run("prepare", lambda: prepare_path(argv))
 

@@ -186,8 +186,7 @@ def read_foreign(detector: Any, file: str) -> Imported:
     tree = unflatten_dict(files.adapt(file, arrays, shapes, layout), sep="/")
     imported = {"path": file, "format": source.format, "sha256": source.sha256}
     # The files do not say it: torchvision and the reference train on these pixels.
-    mean, std = input_spec.IMAGENET
-    imported |= {"mean": mean, "std": std, "channels": "RGB"}
+    imported |= dict(zip(("mean", "std"), input_spec.IMAGENET, strict=True)) | {"channels": "RGB"}
     count = sum(array.size for array in jax.tree.leaves(tree["params"]))
     summary = (
         f"{file} ({source.format}): {library.MODEL}, {count:,} parameters, {values['num_classes']} "

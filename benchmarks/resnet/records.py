@@ -14,8 +14,7 @@ from common.errors import ConfigError, DataError, one_line, some
 from common.images import manifest
 from input_pipeline import Source, wrong_label
 
-# Images by split, and classes; Russakovsky et al. 2015.
-IMAGENET = {"train": 1_281_167, "eval": 50_000, "classes": 1_000}
+IMAGENET = {"train": 1_281_167, "eval": 50_000, "classes": 1_000}  # Russakovsky et al. 2015
 
 
 def open_split(keys: Data, split: str, cache_dir: str, trust_manifest: bool = True) -> Source:

@@ -96,10 +96,8 @@ def from_dict(values: Any) -> InputSpec:
     size, resize = values["size"], values["resize"]
     if resize and not size <= resize <= 4 * size:
         raise DataError(f"the input spec's resize={resize} must be 0, or {size} to {4 * size}")
-    fields: dict[str, Any] = {**values}
-    for name in ("mean", "std"):
-        fields[name] = tuple(map(float, values[name]))
-    return InputSpec(**fields)
+    pairs: Any = {name: tuple(map(float, values[name])) for name in ("mean", "std")}
+    return InputSpec(**values | pairs)
 
 
 def _is_whole(value: Any, least: int) -> bool:
@@ -132,7 +130,6 @@ def evaluated(
     """uint8[size, size, 3], RGB, of an encoded image; both are tensors.
 
     `only_jpeg` saves the time of finding out the format, where all images are JPEGs.
-
     `is_portable` leaves Pillow out, so that the graph runs without Python; a few pixels of an
     antialiased image then differ by 1.
     """
@@ -149,9 +146,8 @@ def evaluated(
         resized = tf.image.resize(image, shape, method=spec.kernel, antialias=True)
         image = tf.cast(tf.clip_by_value(tf.round(resized), 0, 255), tf.uint8)
     elif spec.antialias:
-        image = tf.numpy_function(
-            lambda image, shape: _pillow(image, shape, spec.kernel), [image, shape], tf.uint8
-        )
+        resize = functools.partial(_pillow, kernel=spec.kernel)
+        image = tf.numpy_function(resize, [image, shape], tf.uint8)
     else:
         image = pixels.sample(image, shape, spec.kernel)
     top, left = _margin(shape[0] - spec.size), _margin(shape[1] - spec.size)

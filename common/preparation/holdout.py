@@ -61,9 +61,9 @@ def choose(groups: Sequence[str], labels: np.ndarray, fraction: float, seed: int
         for i in writing.shuffled(seed, "validation", names).tolist():
             if len(members) - left[label] >= number:
                 break
-            mine = rows[names[i]]
-            counts = np.bincount(labels[mine], minlength=len(left))
-            if not is_held_out[mine[0]] and np.all((counts < left) | (counts == 0)):
-                is_held_out[mine] = True
+            group = rows[names[i]]
+            counts = np.bincount(labels[group], minlength=len(left))
+            if not is_held_out[group[0]] and np.all((counts < left) | (counts == 0)):
+                is_held_out[group] = True
                 left -= counts
     return is_held_out

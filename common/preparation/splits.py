@@ -16,8 +16,7 @@ COLUMNS = ("split", "set", "subset", "partition", "usage")  # in tables, perhaps
 def split_of(path: str, outermost: bool = False) -> str:
     """The split that a path says: "train", "validation", "test" or "".
 
-    The innermost part with such a word counts, and its first one, as "train" of "seg_train"; or
-    the outermost part, where the folders below it may be classes, of any name.
+    The innermost part with such a word counts, or the outermost: folders below may be classes.
     """
     for part in path.split("/")[:: 1 if outermost else -1]:
         name = re.sub(r"(?i)(held|hold)[\W_]+out", r"\1out", part)
@@ -34,9 +33,6 @@ def whole_split(name: str) -> str:
 
 
 def have_splits(paths: Iterable[str]) -> bool:
-    """Whether some paths say that they are for training, and others that they are not.
-
-    One kind alone says nothing: asyncio-dev.po is a page about the development of asyncio.
-    """
+    """Whether some paths say training, and others not; asyncio-dev.po alone is documentation."""
     splits = {*map(split_of, paths)}
     return "train" in splits and bool(splits & {"validation", "test"})

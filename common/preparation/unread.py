@@ -56,8 +56,8 @@ def _damage(folder: Folder) -> str:
             try:
                 parse_json(folder.head(name, limits.ANNOTATION_BYTES))
             except json.JSONDecodeError as error:
-                place = f"line {error.lineno}, column {error.colno} ({error.msg})"
-                return f"{name} is damaged or cut short at {place}: get it again"
+                position = f"line {error.lineno}, column {error.colno} ({error.msg})"
+                return f"{name} is damaged or cut short at {position}: get it again"
             except ValueError:  # another tool's, or its brackets are nested too deeply
                 pass
     return ""

@@ -111,8 +111,11 @@ def data(tmp_path, monkeypatch):
     none = Stub(name="text", form="text", suffix=".none")
     recognisers = [*stubs.values()][:2] + [none, recognise]
     families = dict(zip(prepare._FAMILIES, recognisers, strict=True))
-    monkeypatch.setattr(prepare, "_module", stubs.get)
-    monkeypatch.setattr(prepare, "_recogniser", families.get)
+    monkeypatch.setattr(
+        prepare,
+        "_module",
+        lambda package, name: families[package] if name == "recognise" else stubs[name],
+    )
     monkeypatch.chdir(tmp_path)
     for i in range(30):
         files.write(f"my photos/set/{i % 2}/{i}.png", [b"x"])

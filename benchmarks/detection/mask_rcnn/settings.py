@@ -1,7 +1,4 @@
-"""The config's keys that only Mask R-CNN reads; configs/mask_rcnn.py explains them.
-
-`models.AnchorGenerator` declares its own.
-"""
+"""The config's keys that only Mask R-CNN reads; those of anchors are in `AnchorGenerator`."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -62,11 +62,11 @@ def _parse(data: bytes, path: str, masks: bool) -> tuple[Annotations, bytes, lis
     annotations, notes = Annotations.parse(data, path, masks), []
     names, numbers = dict(annotations.categories), {}
     one = {key: numbers.setdefault(normal_name(name), key) for key, name in names.items()}
-    if rest := [key for key, first in one.items() if key != first]:
-        pair = " and ".join(f"{key} {ascii(names[key])}" for key in (one[rest[0]], rest[0]))
+    if same := [key for key, first in one.items() if key != first]:
+        pair = " and ".join(f"{key} {ascii(names[key])}" for key in (one[same[0]], same[0]))
         notes.append(f"categories {pair} look alike: they are one; rename one to keep both")
         content = parse_json(decoded(data, path))
-        content["categories"] = [r for r in content["categories"] if r["id"] not in rest]
+        content["categories"] = [r for r in content["categories"] if r["id"] not in same]
         for row in content["annotations"]:
             row["category_id"] = one[row["category_id"]]
         data = json.dumps(content).encode()
@@ -126,12 +126,12 @@ def _split(data: bytes, path: str, args: argparse.Namespace) -> dict[str, bytes]
     """
     complete = Annotations.parse(data, path)
     examples.check_boxes(complete, args.trust_boxes)
-    _, kinds = np.unique(complete.category_ids, return_inverse=True)
-    pairs = np.stack([complete.rows, kinds])
-    rows, kinds = np.unique(pairs, axis=1)  # each category of an image once
-    order = np.argsort(-np.bincount(kinds)[kinds], kind="stable")
-    rarest = np.full(len(complete.image_ids), kinds.max() + 2)
-    rarest[rows[order]] = kinds[order] + 1  # the last one stays, which is the rarest
+    _, categories = np.unique(complete.category_ids, return_inverse=True)
+    pairs = np.stack([complete.rows, categories])
+    rows, categories = np.unique(pairs, axis=1)  # each category of an image once
+    order = np.argsort(-np.bincount(categories)[categories], kind="stable")
+    rarest = np.full(len(complete.image_ids), categories.max() + 2)
+    rarest[rows[order]] = categories[order] + 1  # the last one stays, which is the rarest
     groups = holdout.groups(complete.file_names, args.group)
     share = args.val_fraction or 0.1
     held_out = holdout.choose(groups, rarest, share, args.seed)

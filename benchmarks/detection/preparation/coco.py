@@ -33,6 +33,7 @@ _MANY_CUT = 0.1  # of the boxes; COCO's end within a pixel of the edge
 _ENOUGH = 100_000  # training images for the schedule of configs/ssd.py
 _SMALL = {"ssd": (8, 10, 900), "mask_rcnn": (4, 10, 600)}  # largest batch, epochs, least steps
 _USUAL = {"train": 256, "val": 32}  # files of COCO, as Google made them
+Splits = dict[str, examples.Split]
 
 
 def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
@@ -131,7 +132,7 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
 
 def _plan(
     args: argparse.Namespace, inputs: dict[str, sources.Source], annotations: dict[str, Annotations]
-) -> dict[str, examples.Split]:
+) -> Splits:
     """Finds the images of the annotations, and plans both splits; prints their sizes."""
     images = {inputs[flag].path: inputs[flag] for flag in ("train_images", "val_images")}
     images = {path: sources.all_files(source) for path, source in images.items()}
@@ -158,17 +159,15 @@ def _plan(
     return _turned(args, splits)
 
 
-def _turned(
-    args: argparse.Namespace, splits: dict[str, examples.Split]
-) -> dict[str, examples.Split]:
+def _turned(args: argparse.Namespace, splits: Splits) -> Splits:
     """The splits, each with the decision whether EXIF turns its photos."""
     if args.exif or args.annotations:  # COCO's boxes are on the stored pixels
         return {k: dataclasses.replace(s, turn=args.exif == "turn") for k, s in splits.items()}
     seen = {name: examples.turned(split, args.workers) for name, split in splits.items()}
-    known = [turn for turn, _ in seen.values() if turn is not None]
+    decided = [turn for turn, _ in seen.values() if turn is not None]
     for name, (turn, doubtful) in seen.items():
         # As in the other file, which most likely is from the same tool; else as in predict.py.
-        choice = turn if turn is not None else (*known, True)[0]
+        choice = turn if turn is not None else (*decided, True)[0]
         splits[name] = dataclasses.replace(splits[name], turn=choice)
         if note := examples.exif_note(choice, doubtful):
             print(f"warning: {name}: {note}")
@@ -176,7 +175,7 @@ def _turned(
 
 
 def _manifest(
-    splits: dict[str, examples.Split], settings: dict[str, Any], results: list[dict[str, Any]]
+    splits: Splits, settings: dict[str, Any], results: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """The content of manifest.json: a function of the input, the seed and the settings."""
     categories = splits["train"].annotations.categories
@@ -219,8 +218,8 @@ def _warn(content: dict[str, Any]) -> None:
             print(text)
         empty = [f"{r['id']} {r['name']}" for r in content["classes"] if not r[name]]
         if empty:
-            kinds = count(len(empty), "category has", "categories have")
-            print(f"warning: {kinds} no object in {name}: {some(empty)}")
+            categories = count(len(empty), "category has", "categories have")
+            print(f"warning: {categories} no object in {name}: {some(empty)}")
 
 
 def small_data(images: int, masks: bool = False) -> tuple[str, list[str]]:
@@ -250,9 +249,9 @@ def _last_line(out: str, content: dict[str, Any]) -> str:
     splits = content["splits"]
     size = sum(split["bytes"] for split in splits.values())
     recipe, flags = small_data(splits["train"]["examples"], content["settings"]["masks"])
-    kinds = count(content["num_label_classes"], "category", "categories")
+    categories = count(content["num_label_classes"], "category", "categories")
     return (
         f"{splits['train']['examples']:,} train and {splits['val']['examples']:,} val images with "
-        f"objects of {kinds} are in {out} "
+        f"objects of {categories} are in {out} "
         f"({size / 1e6:,.0f} MB); train on them: {arguments.train_command(recipe, out, *flags)}"
     )

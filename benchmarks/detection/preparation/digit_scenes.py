@@ -51,14 +51,14 @@ def scene(
     for row in draw.integers(0, len(inks), draw.integers(1, 7)):
         tile = _enlarge(inks[row], draw.uniform(*_SIDES))
         for y, x in draw.integers(0, np.subtract(size, tile.shape) + 1, (_TRIES, 2)):
-            place = np.s_[y : y + tile.shape[0], x : x + tile.shape[1]]
-            if not taken[place].any():
-                low = 0 if pixels[place].mean() > 127 else 175  # a colour that stands out
+            window = np.s_[y : y + tile.shape[0], x : x + tile.shape[1]]
+            if not taken[window].any():
+                low = 0 if pixels[window].mean() > 127 else 175  # a colour that stands out
                 colour = draw.uniform(low, low + 80, 3)
-                pixels[place] += tile[..., None] * (colour - pixels[place])
+                pixels[window] += tile[..., None] * (colour - pixels[window])
                 inside = np.zeros(size, bool)
-                inside[place] = tile >= _INK
-                taken[place] = True
+                inside[window] = tile >= _INK
+                taken[window] = True
                 objects.append(_annotation(inside, CATEGORY_IDS[classes[row]]))
                 break
     return pixels, objects
@@ -107,11 +107,11 @@ def write_coco(folder: str, counts: dict[str, int], info: dict[str, Any], chosen
     images, classes, rows = digits.load()
     progress = console.ProgressBar("drawing", sum(counts.values()))
     for split, count in counts.items():
-        mine = rows["train" if split == "train" else "validation"]
-        mine = mine[np.isin(classes[mine], chosen)]
-        inks, drawn, annotations = [ink(images[row]) for row in mine], [], []
+        of_split = rows["train" if split == "train" else "validation"]
+        of_split = of_split[np.isin(classes[of_split], chosen)]
+        inks, drawn, annotations = [ink(images[row]) for row in of_split], [], []
         for i in range(count):
-            pixels, objects = scene(split, i, inks, classes[mine])
+            pixels, objects = scene(split, i, inks, classes[of_split])
             jpeg, number = io.BytesIO(), 139 + 37 * i  # with gaps, as COCO's
             picture = Image.fromarray(pixels.clip(0, 255).round().astype(np.uint8))
             picture.save(jpeg, "JPEG", quality=90)

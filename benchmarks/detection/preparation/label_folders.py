@@ -159,20 +159,20 @@ def read(folder: Folder, label_format: str, exif: str | None = None) -> Labels:
     notes += reader.notes
     keys, folders = {*map(images.key, labelled)}, {*map(os.path.dirname, labelled)}
     bare = [name for name in images.names if images.key(name) not in keys]
-    rest = [name for name in bare if os.path.dirname(name) in folders]
+    unlabelled = [name for name in bare if os.path.dirname(name) in folders]
     if others := [name for name in bare if os.path.dirname(name) not in folders]:
         number = count(len(others), "image")
         notes.append(f"left out: {number} in folders without labels, for one {others[0]}")
-    photo_sizes = _sizes(folder, sorted({*labelled, *rest}), notes)
-    known = {name: entry.size for name, entry in labelled.items() if entry.size}
+    photo_sizes = _sizes(folder, sorted({*labelled, *unlabelled}), notes)
+    stated = {name: entry.size for name, entry in labelled.items() if entry.size}
     differing = {name: row for name, row in photo_sizes.items() if row[0] != row[-1]}
     # Whether labels have the sizes of such photos as EXIF turns them.
-    said = {known[name] == row[1] for name, row in differing.items() if known.get(name) in row}
+    said = {stated[name] == row[1] for name, row in differing.items() if stated.get(name) in row}
     turns = exif == "turn" if exif else False not in said
     doubtful = 0 if said else sum(len(row) == 2 for row in photo_sizes.values())
     if note := not exif and examples.exif_note(turns, doubtful):
         notes.append(note)
-    sizes = {name: known.get(name, row[-turns]) for name, row in photo_sizes.items()}
+    sizes = {name: stated.get(name, row[-turns]) for name, row in photo_sizes.items()}
     used = {o.label.strip() for entry in labelled.values() for o in entry.objects}
     names = [*dict.fromkeys(map(str.strip, settings.names.values()))]
     names = names or sorted(used, key=lambda label: (len(label) * label.isdigit(), label))
@@ -269,9 +269,9 @@ def _splits(
     used = {"train": parts["train"], "val": parts[val]}
     if not all(used.values()):
         used = {"train": parts["train"] if "train" in lists else images}
-    if rest := len(images) - sum(map(len, used.values())):
+    if left_out := len(images) - sum(map(len, used.values())):
         of_test = len(parts["test"]) if val == "validation" else 0
-        notes.append(f"left out: {count(rest, 'image')} ({of_test:,} of test)")
+        notes.append(f"left out: {count(left_out, 'image')} ({of_test:,} of test)")
     return used
 
 

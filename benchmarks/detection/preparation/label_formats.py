@@ -1,9 +1,8 @@
 """Reads the label formats of other tools; each has a method of `Reader` and a row of `FORMATS`.
 
-To add a label format, write a method like `voc` and name it in `FORMATS`: --labels=NAME and
-`scripts.prepare PATH` take it from there. A method yields an `Entry` for each image in a file;
-coordinates may be pixels, or shares of the image with `relative`. `label_folders` finds the images
-and their splits. TFRecords, which hold their images, are read in `tfrecords`.
+To add a label format, write a method like `voc` and name it in `FORMATS`; --labels=NAME and
+`scripts.prepare PATH` then know it. A method yields an `Entry` for each image in a file, in pixels,
+or `relative`. `label_folders` finds the images and their splits; `tfrecords` reads records.
 
 globox parses the boxes. Its readers of folders drop polygons, take local paths only, and end at the
 first mistake without naming its file.
@@ -25,10 +24,9 @@ from benchmarks.detection.preparation import yolo
 from common import limits
 from common.data.shards import tensorflow
 from common.errors import one_line, parse_json, some
+from common.preparation import splits
 from common.preparation.folders import Folder
 from common.preparation.sources import SourceError
-from common.preparation.splits import COLUMNS as SPLIT_COLUMNS
-from common.preparation.splits import split_of
 from common.text import decoded, text_lines
 
 # What the files of a format begin with.
@@ -50,7 +48,7 @@ _COLUMNS = {  # their names, the likeliest first
     "y1": "ymax y_max y2 bottom",
     "width": "width image_width",
     "height": "height image_height",
-    "split": " ".join(SPLIT_COLUMNS),
+    "split": " ".join(splits.COLUMNS),
     "crowd": "isgroupof",
 }
 _SIDES = ("x0", "y0", "x1", "y1")
@@ -155,7 +153,7 @@ class Reader:
             shapes = [node for node in image if node.tag != "tag"]  # a tag is of the image
             rows = ((f"image {name}, shape {i}", node) for i, node in enumerate(shapes, 1))
             size = size_of(image.get("height"), image.get("width"))
-            yield entry(file, names, rows, self._cvat, size=size, split=split_of(subset))
+            yield entry(file, names, rows, self._cvat, size=size, split=splits.split_of(subset))
 
     def _cvat(self, node: ElementTree.Element) -> Object:
         if node.tag == "polygon":
@@ -180,12 +178,12 @@ class Reader:
         yield entry(file, names, groups.items(), self._labelme, size=size)
 
     def _labelme(self, shapes: list[dict[str, Any]]) -> Object:
-        label, kind = shapes[0]["label"], shapes[0].get("shape_type") or "polygon"
-        if kind not in ("polygon", "rectangle") or label == "__ignore__":  # which is no object
-            raise NoBoxError("__ignore__" if label == "__ignore__" else kind)
+        label, shape_type = shapes[0]["label"], shapes[0].get("shape_type") or "polygon"
+        if shape_type not in ("polygon", "rectangle") or label == "__ignore__":
+            raise NoBoxError("__ignore__" if label == "__ignore__" else shape_type)
         outlines = [shape["points"] for shape in shapes]
         points = [point for outline in outlines for point in outline]
-        return self._outlined(label, points, outlines if kind == "polygon" else [])
+        return self._outlined(label, points, outlines if shape_type == "polygon" else [])
 
     def _outlined(self, label: str, points: list, outlines: list[list]) -> Object:
         box = self._boxes.from_labelme({"label": label, "points": points})
@@ -231,8 +229,8 @@ class Reader:
         ends = {name.rpartition("_")[2]: name for name in header}  # of bbox_x1 and Roi.X1
         ends |= {name: name for name in header}
         keys = {k: next((ends[n] for n in v.split() if n in ends), "") for k, v in _COLUMNS.items()}
-        rest = [name for name in header if name not in keys.values()]
-        label = {} if keys["label"] else {"label": self._nameless(file, rest)}
+        others = [name for name in header if name not in keys.values()]
+        label = {} if keys["label"] else {"label": self._nameless(file, others)}
         for i, row in rows:
             named = dict(zip(header, row, strict=False)) | {"": ""}
             yield i, {key: named.get(name, "") for key, name in keys.items()} | label
@@ -246,7 +244,7 @@ class Reader:
         for image, rows in images.items():
             first, names = rows[0][1], (beside(file, image), image)
             boxes = [(line, row) for line, row in rows if any(row[side] for side in _SIDES)]
-            split = split_of(first["split"]) or split_of(file)
+            split = splits.split_of(first["split"]) or splits.split_of(file)
             size = size_of(first["height"], first["width"])
             more = {"size": size, "split": split, "relative": relative}
             yield entry(file, names, boxes, self._row, **more)
@@ -266,16 +264,16 @@ class Reader:
         attributes = [each.get("region_attributes") or {} for each in itertools.chain(*regions)]
         pairs = ((key, value) for each in attributes for key, value in each.items())
         keys = dict.fromkeys(key for key, value in pairs if value not in _UNSAID)
-        known = [key for word in _ATTRIBUTES for key in keys if key.lower() == word]
-        if len(keys) > 1 and not known:
+        likely = [key for word in _ATTRIBUTES for key in keys if key.lower() == word]
+        if len(keys) > 1 and not likely:
             problem = f"has regions with the attributes {some(keys)}"
             fix = "call the one with the category 'label'"
             raise SourceError(f"{self._folder.full(file)} {problem}: {fix}")
-        key = [*known, *keys, ""][0]
-        if rest := [name for name in keys if name != key]:
-            self.notes[f"{file}: the attribute '{key}' is the category, not {some(rest)}"] = None
+        key = [*likely, *keys, ""][0]
+        if others := [name for name in keys if name != key]:
+            self.notes[f"{file}: the attribute '{key}' is the category, not {some(others)}"] = None
         nameless = self._nameless(file) if attributes and not key else ""
-        read, split = functools.partial(self._region, key, nameless), split_of(file)
+        read, split = functools.partial(self._region, key, nameless), splits.split_of(file)
         for name, rows in zip((image["filename"] for image in images), regions, strict=True):
             rows = [(f"{name}, region {i}", region) for i, region in enumerate(rows, 1)]
             names = (beside(file, name), name)
@@ -295,8 +293,8 @@ class Reader:
         region = {"region_attributes": {key: label}, "shape_attributes": shape}
         return Object(label, self._boxes.from_via_json(region, label_key=key).ltwh)
 
-    def _nameless(self, file: str, rest: Collection[str] = ()) -> str:
-        aside = f" (not taken: {some(rest)})" if rest else ""
+    def _nameless(self, file: str, others: Collection[str] = ()) -> str:
+        aside = f" (not taken: {some(others)})" if others else ""
         self.notes[f"{file} names no categories{aside}: all objects are 'object'"] = None
         return "object"
 
@@ -318,9 +316,9 @@ def size_of(height: Any, width: Any) -> tuple[int, int] | None:
 def entry(
     file: str, names: Sequence[str], rows: Iterable[tuple[Any, Any]], parse: Callable, **more: Any
 ) -> Entry:
-    """The entry with the objects of rows (place, content); `more` are its last fields."""
+    """The entry with the objects of rows (position, content); `more` are its last fields."""
     objects, problems, skipped = [], [], []
-    for place, row in rows:
+    for position, row in rows:
         try:
             each: Object = parse(row)
             values = [*each.box, *itertools.chain(*each.polygons)]
@@ -338,7 +336,7 @@ def entry(
         except Exception as error:  # globox asserts, and its parsers raise what odd rows lead to
             what = f"{row:.60}: " if isinstance(row, str) else ""
             what += "it has no " if isinstance(error, KeyError) else ""
-            problems.append(f"{file}:{place}: {what}{one_line(error)}")
+            problems.append(f"{file}:{position}: {what}{one_line(error)}")
     return Entry(file, names, objects, problems, skipped, **more)
 
 

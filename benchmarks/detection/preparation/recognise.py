@@ -102,8 +102,8 @@ def _coco(folder: Folder, images: list[str], names: list[str]) -> list[DatasetFo
     )
     shapes = ", polygons: boxes and masks" if masks else ": boxes"
     evidence += f" in COCO's form{used[0].text}{shapes}"
-    if rest := [f"{file.name} (images: {file.images:,})" for file in files if file not in used]:
-        evidence += f"; not used: {some(rest)}"
+    if unused := [f"{file.name} (images: {file.images:,})" for file in files if file not in used]:
+        evidence += f"; not used: {some(unused)}"
     split = f"{used[0].images:,} images, a tenth of them for validation"
     if len(used) > 1:
         split = f"{used[0].images:,} train and {used[1].images:,} val images"

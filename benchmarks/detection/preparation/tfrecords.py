@@ -58,8 +58,8 @@ def read(folder: Folder, masks: bool) -> tuple[Labels, list[File]]:
     names = [*itertools.chain(*parts.values())]
     if not all(used.values()):
         used = {"train": sorted(names)}
-    elif rest := {*names} - {*used["train"], *used["val"]}:
-        notes.append(f"{count(len(rest), 'file')} not of train or val: not used, as {min(rest)}")
+    elif aside := {*names} - {*used["train"], *used["val"]}:
+        notes.append(f"{count(len(aside), 'file')} not of train or val: not used, as {min(aside)}")
     categories, files, contents = _label_map(folder), {}, {}
     for split, shards in used.items():
         content = contents[split] = {"images": [], "annotations": []}

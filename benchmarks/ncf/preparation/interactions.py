@@ -20,7 +20,8 @@ import numpy as np
 import pyarrow
 import pyarrow.csv
 
-from benchmarks.ncf.preparation import recognise, values
+from benchmarks.ncf.preparation import values
+from benchmarks.ncf.preparation.recognise import advice, taken
 from benchmarks.ncf.preparation.table_formats import Table, are_lists, open_table
 from benchmarks.ncf.preparation.values import pc
 from common import console
@@ -85,8 +86,7 @@ def _read(sources: Sequence[tuple[Table, dict[str, int]]]) -> Log:
             seconds, form = values.seconds(column, table.path, table.skip)
         times.append(seconds)
         if len(times) <= _SHOWN:
-            taken = recognise.taken(table, numbers)
-            text = f"{count - first:,} rows; times: {form}; columns: {taken}"
+            text = f"{count - first:,} rows; times: {form}; columns: {taken(table, numbers)}"
             print(f"{table.path}: {text}", flush=True)
     if (more := len(times) - _SHOWN) > 0:
         print(f"... and {more:,} more files: {count:,} rows in all")
@@ -167,7 +167,7 @@ def _columns(table: Table, args: argparse.Namespace) -> dict[str, int]:
         if column is not None and column not in columns.values():
             columns[what] = column
     if not {"user", "item"} <= columns.keys() or are_lists(table.cells(columns["item"])):
-        raise SourceError(recognise.advice(table))
+        raise SourceError(advice(table))
     return columns
 
 

@@ -57,16 +57,10 @@ def dataset_formats(folder: Folder) -> list[DatasetFormat]:
     names, table = [name for name, _ in log], log[0][1]
     aside = [f"{name}, which has users and items, too" for other in others for name, _ in other]
     more = f"; not taken: {some([*aside, *damaged])}" if aside or damaged else ""
-    return [
-        DatasetFormat(
-            preparation="interactions",
-            name="interactions",
-            evidence=f"{some(names)}: rows of {taken(table, table.guesses())}{more}",
-            output="ratings, and lists of users and items, for NCF to recommend from",
-            arguments=[folder.full(name) for name in names],
-            num_files=len(names),
-        )
-    ]
+    evidence = f"{some(names)}: rows of {taken(table, table.guesses())}{more}"
+    output = "ratings, and lists of users and items, for NCF to recommend from"
+    row = "interactions", "interactions", evidence, output, [*map(folder.full, names)], len(names)
+    return [DatasetFormat(*row)]
 
 
 def _is_table(folder: Folder, name: str) -> bool:

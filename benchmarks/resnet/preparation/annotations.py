@@ -61,9 +61,9 @@ class Photos:
             return rows
         near = {os.path.splitext(part)[0] for part in table.lower().split("/")[-2:]}
         scores = []
-        for mine in (self._folders[i] for i in rows):
-            same = len(os.path.commonprefix([mine, folders[::-1]]))
-            scores.append((same, len(near & {*mine})))
+        for above in (self._folders[i] for i in rows):
+            same = len(os.path.commonprefix([above, folders[::-1]]))
+            scores.append((same, len(near & {*above})))
         best = max(scores)
         return [i for i, score in zip(rows, scores, strict=True) if score == best]
 
@@ -110,8 +110,8 @@ def parse(
     has_header = not any(map(photos.find, header))
     names = [has_header and cell or str(i) for i, cell in enumerate(header, 1)]
     lines = lines[has_header:]
-    rest = itertools.zip_longest(*(row for _, row in lines), fillvalue="")
-    columns = dict(zip(names, rest, strict=False))
+    cells = itertools.zip_longest(*(row for _, row in lines), fillvalue="")
+    columns = dict(zip(names, cells, strict=False))
     for name in filter(None, (file, label)):
         if name not in columns:
             raise SourceError(f"{path} has no column {name!r}; give one of {', '.join(names)}")
@@ -227,9 +227,9 @@ def _several(cells: Collection[str], is_plural: bool) -> str:
     for sign in "|;, ":
         parts = {cell: {part.strip() for part in cell.split(sign)} for cell in cells}
         uses = collections.Counter(itertools.chain(*parts.values()))
-        known = {x for x in uses if x.isdigit() or (x in cells if sign == " " else uses[x] > 1)}
+        classes = {x for x in uses if x.isdigit() or (x in cells if sign == " " else uses[x] > 1)}
         lists = [cell for cell in cells if len(parts[cell]) > 1]
-        are_mostly = 2 * sum(parts[cell] <= known for cell in lists) >= len(lists)
+        are_mostly = 2 * sum(parts[cell] <= classes for cell in lists) >= len(lists)
         if lists and (sign == "|" or are_mostly or (is_plural and len(uses) < len(cells))):
             return min(lists, key=len)
     return ""
@@ -266,15 +266,15 @@ def label(
             raise SourceError(f"{path}: {content.note}")
         print(visible(f"{path}: {content.note}"))
     for row in content.rows:
-        place = f"{path}, line {row.line}: {row.file}"
+        position = f"{path}, line {row.line}: {row.file}"
         if len(row.photos) > 1:
             pair = " or ".join(source.files[i].name for i in row.photos[:2])
-            raise SourceError(f"{place} is {pair}: write its folder")
+            raise SourceError(f"{position} is {pair}: write its folder")
         if not row.photos:
             missing.append(row.file)
         elif row.label and (first := labelled.setdefault(row.photos[0], row)).label != row.label:
             other = f"is {row.label!r}, but in line {first.line} {first.label!r}"
-            raise SourceError(f"{place} {other}: remove one of the two rows")
+            raise SourceError(f"{position} {other}: remove one of the two rows")
     _warn(f"files of {path} that are not photos in {source.path}", missing)
     bare = [photo.name for i, photo in enumerate(source.files) if i not in labelled]
     _warn(f"photos without a label in {path} are left out", bare)

@@ -110,8 +110,8 @@ def _check_folders(train: Source, classes: Sequence[str]) -> None:
     if splits.get("train") in inner:
         fix = f"give --train={os.path.join(train.path, splits['train'])}"
         fix += f" --validation={os.path.join(train.path, held)}" if held in inner else ""
-    kinds = "splits" if "train" in splits or held else "views of the same images"
-    raise SourceError(f"{train.path} holds {kinds} ({some(classes)}), not classes: {fix}")
+    problem = "splits" if "train" in splits or held else "views of the same images"
+    raise SourceError(f"{train.path} holds {problem} ({some(classes)}), not classes: {fix}")
 
 
 def _labelled(

@@ -154,18 +154,13 @@ def _photos(source: sources.Source, by_name: bool) -> sources.Source:
 
 
 def _check_complete(counts: Sequence[int], subject: str, out: str) -> None:
-    """Raises UserError if `subject`, the input or the output, is not all of ImageNet.
-
-    `counts` are of its training images, its validation images and its classes.
-    """
+    """Raises UserError unless `subject`, the input or the output, has ImageNet's `counts`."""
     names = "train images", "validation images", "classes"
     rows = zip(counts, names, IMAGENET.values(), strict=True)
-    differences = [f"{n:,} {name} instead of {all_:,}" for n, name, all_ in rows if n != all_]
-    if differences:
-        problem = f"{subject} is not ImageNet: {', '.join(differences)}"
+    if faults := [f"{n:,} {name} instead of {all_:,}" for n, name, all_ in rows if n != all_]:
         raise UserError(
-            f"{problem}; get the missing files, or add --subset for a part of ImageNet (no "
-            f"manifest.json was written to {out})"
+            f"{subject} is not ImageNet: {', '.join(faults)}; get the missing files, or add "
+            f"--subset for a part of ImageNet (no manifest.json was written to {out})"
         )
 
 

@@ -56,10 +56,10 @@ def dataset_formats(folder: Folder) -> list[DatasetFormat]:
         return [by_folder]
     if has_objects:  # whose labels are read, if --as does not choose the classes
         return [by_folder._replace(num_files=0)] if by_folder else []
-    known = annotations.Photos(images)
+    finder = annotations.Photos(images)
     for name in folder.named(".csv", ".tsv")[:_HEADS]:
         try:
-            other = _table(folder, images, known, name, bool(by_folder))
+            other = _table(folder, images, finder, name, bool(by_folder))
             by_table = max(by_table, other, key=lambda one: one.num_files if one else 0)
         except SourceError as error:
             problems.append(error)
@@ -210,13 +210,13 @@ def _has_objects(folder: Folder, images: list[str]) -> bool:
 
 
 def _table(
-    folder: Folder, images: list[str], known: annotations.Photos, name: str, has_classes: bool
+    folder: Folder, images: list[str], finder: annotations.Photos, name: str, has_classes: bool
 ) -> DatasetFormat | None:
     """A table with a class for most images; None if the class folders give the same classes."""
     path = folder.full(name)
     text = decoded(folder.head(name, limits.TEXT_BYTES), path, SourceError)
     try:
-        content = annotations.parse(path, text, known, guess=not has_classes)
+        content = annotations.parse(path, text, finder, guess=not has_classes)
     except SourceError:  # of another kind of table
         return None
     trained = [name for name in images if split_of(name, outermost=True) in ("", "train")]

@@ -56,8 +56,7 @@ def make(args: argparse.Namespace, source: TextInput) -> dict[str, Any]:
     if source.stamps() != stamps:
         raise UserError("the training files changed while they were read: start again")
     print(f"train: {len(pairs.train):,} pairs; eval: {len(pairs.eval):,}", flush=True)
-    _warn_of_equal(pairs)
-    _warn_of_known(pairs.train, pairs.eval)
+    _warn(pairs)
     count = args.shards or min(_MOST, max(_LEAST, source.size // _PER_SHARD))
     size = 0 if vocabulary else args.vocabulary_size or _vocabulary_size(source.size, pairs.train)
     settings: dict[str, Any] = {
@@ -102,7 +101,8 @@ def make(args: argparse.Namespace, source: TextInput) -> dict[str, Any]:
     }
 
 
-def _warn_of_equal(pairs: Pairs) -> None:
+def _warn(pairs: Pairs) -> None:
+    """Warns of pairs with equal sides, and of sentences that are in both splits."""
     left_out = pairs.left_out["train"].get("equal", 0)
     total = len(pairs.train) + left_out
     equal = left_out + sum(source == target for source, target in pairs.train)
@@ -111,13 +111,10 @@ def _warn_of_equal(pairs: Pairs) -> None:
             f"warning: {equal / total:.0%} of the training pairs have equal sides: is one of the "
             "files in the wrong language? --clean leaves such pairs out"
         )
-
-
-def _warn_of_known(train: Sequence[Pair], evaluation: Sequence[Pair]) -> None:
-    sentences = {source.strip().casefold() for source, _ in evaluation}
-    if known := sentences.intersection(source.casefold() for source, _ in train):
+    sentences = {source.strip().casefold() for source, _ in pairs.eval}
+    if seen := sentences.intersection(source.casefold() for source, _ in pairs.train):
         print(
-            f"warning: {len(known):,} of {len(sentences):,} sentences to evaluate on are among the "
+            f"warning: {len(seen):,} of {len(sentences):,} sentences to evaluate on are among the "
             "training sentences: the score will be too good; take other text for the evaluation"
         )
 

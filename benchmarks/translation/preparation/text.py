@@ -58,8 +58,8 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     add("--eval_source", **utf8, metavar="FILES", help="text to evaluate on")
     add("--eval_target", **utf8, metavar="FILES", help="its reference translations")
     arguments.add_out(parser)
-    known = "vocab.*.subwords of tensor2tensor, or of sentencepiece"
-    add("--vocabulary", **utf8, metavar="FILE", help=known)
+    vocabulary = "vocab.*.subwords of tensor2tensor, or of sentencepiece"
+    add("--vocabulary", **utf8, metavar="FILE", help=vocabulary)
     size = "subwords (32768; below 33 MB of text one for each 1,000 characters)"
     add("--vocabulary_size", type=sized, metavar="N", help=size)
     row = console.integer(4, 65536)  # as config.row_length

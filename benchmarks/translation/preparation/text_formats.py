@@ -226,15 +226,15 @@ def _choice(path: str, names: Sequence[str], wanted: tuple[str, str]) -> SourceE
     """The error where the source and the target are not clear among some names."""
     few = ", ".join(name[:30] for name in names[:20]) or "no text"
     is_text = len(languages.named(names, wanted)) > 1 or (any(wanted) and len(names) == 2)
-    kind = Question if is_text else SourceError
+    error = Question if is_text else SourceError
     flags = zip(("source", "target"), wanted, strict=True)
     if asked := " and ".join(f"--{side}_language={tag}" for side, tag in flags if tag):
         few += f", and {asked} names none of them, or several"
     if len(names) > 1:
         fix = "which two are the source and the target? Give --columns=A,B, names or numbers from 1"
-        return kind(f"{path} has {few}: {fix}, or --source_language and --target_language")
+        return error(f"{path} has {few}: {fix}, or --source_language and --target_language")
     fix = "a pair has two; give files of lines as --train_source and --train_target"
-    return kind(f"{path} has {few}: {fix}")
+    return error(f"{path} has {few}: {fix}")
 
 
 def _read_tabs(path: str) -> Iterator[tuple[int, Row]]:

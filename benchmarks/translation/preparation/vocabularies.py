@@ -83,11 +83,11 @@ def learn_subwords(counts: Mapping[str, int], size: int) -> str:
       size: the number of subwords, the reserved ones included; small alphabets may give fewer.
     """
     alphabet = {c for token in (*counts, *RESERVED) for c in token} | ESCAPE_CHARACTERS
-    tokens, rest = [], _CHARACTERS
+    tokens, remaining = [], _CHARACTERS
     for token, count in counts.items():
         escaped = escape_token(token[:_LONGEST_TOKEN], alphabet)[:_LONGEST_TOKEN]
-        rest -= len(escaped)
-        if rest < 0:
+        remaining -= len(escaped)
+        if remaining < 0:
             break
         tokens.append((escaped, count))
 
