@@ -52,8 +52,7 @@ class Flag:
     @property
     def recipe(self) -> Recipe | None:
         """The recipe, after the command line is parsed; None without --config."""
-        flag = self._flag
-        if flag.value is None:
+        if (flag := self._flag).value is None:
             return None
         return Recipe(flag.config_filename, flag.value, self.own, flag.override_values)
 
