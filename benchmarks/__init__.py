@@ -126,14 +126,11 @@ def adopted_values(
         values, decided = {**values, **body}, own.keys + tuple(body)
     if whole:
         decided += own.whole_keys
-    adopted = {}
-    for key in decided:
-        if key in values and key not in given:
-            value = values[key]
-            value = tuple(value) if isinstance(value, list) else value  # JSON has no tuples
-            if value != config.get(key):
-                adopted[key] = value
-    return adopted, [line for line, key in remarks if key not in given]
+    adopted = {key: values[key] for key in decided if key in values and key not in given}
+    # JSON has no tuples.
+    adopted = {k: tuple(v) if isinstance(v, list) else v for k, v in adopted.items()}
+    changed = {key: value for key, value in adopted.items() if value != config.get(key)}
+    return changed, [line for line, key in remarks if key not in given]
 
 
 # (the benchmark whose model it is, values of its config, [(remark, the key it is about or "")]).

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ml_collections import ConfigDict
-
 import benchmarks
 from commands import MODES
 from common import keys
@@ -28,39 +26,39 @@ def resolve(
     if recipe is None:
         return model_source.settings(workdir)
     # The recipe. One that lacks keys is refused before they are used.
-    config = recipe.config
-    read_settings(config)
-    folders = keys.read_config(locations.Keys, config)
+    read_settings(recipe.config)
+    folders = keys.read_config(locations.Keys, recipe.config)
+    config: Any = recipe.config.copy_and_resolve_references().unlock()
 
     # The data.
     if MODES[mode].reads_data and benchmarks.needs_data_dir(config):
-        config = _changed(config, {"data_dir": locations.data_dir(folders, say)})
+        config.data_dir = locations.data_dir(folders, say)
 
     # The weights to begin with.
-    init_from = model_source.init_from(folders, say) if workdir else folders.init_from
+    if workdir:
+        config.init_from = model_source.init_from(folders, say)
     previous = model_source.peek(workdir) if workdir and mode != "import" else None
     evaluates = mode in ("eval", "report")
     notes = []
     if previous and not previous.get("step") and not evaluates:
-        init_from = f"{workdir}/checkpoints/0"
+        config.init_from = f"{workdir}/checkpoints/0"
         notes.append("the workdir holds an imported model, with whose weights the run begins")
-    config = _changed(config, {"init_from": init_from})
 
     # The model whose weights the run uses: of its workdir if it is evaluated, or if it has begun
     # with another model's weights; else of `init_from`. An evaluation and an import use it whole.
     model: Mapping[str, Any] | str | None = None
     whole = mode == "import"
-    if previous and (evaluates or init_from or previous["config"].get("init_from")):
+    if previous and (evaluates or config.init_from or previous["config"].get("init_from")):
         model, whole = previous, evaluates
-    elif init_from:
-        path, file = model_source.find(init_from, "--config.init_from")
+    elif config.init_from:
+        path, file = model_source.find(config.init_from, "--config.init_from")
         model = file or (None if mode == "import" else model_source.peek(path))
     if model:
         values, remarks = benchmarks.adopted_values(config, model, recipe.given, whole)
         for key, value in values.items():
             instead = f" instead of {config[key]!r}" if key in config else ""
             notes.append(f"config.{key}={value!r}{instead}, as the weights want it")
-        config = _changed(config, values)
+        config.update(values)
         notes += remarks
     for note in notes:
         say(f"NOTE {note}")
@@ -69,11 +67,3 @@ def resolve(
     own, final = recipe.own, keys.flat(config)
     changes = {key: [own.get(key), final[key]] for key in final if own.get(key) != final[key]}
     return read_settings(config.lock(), workdir, {"file": recipe.file, "changes": changes})
-
-
-def _changed(config: ConfigDict, values: Mapping[str, Any]) -> ConfigDict:
-    """A copy of a config with other values."""
-    config = config.copy_and_resolve_references()
-    with config.unlocked():
-        config.update(values)
-    return config

@@ -56,9 +56,8 @@ class DeviceCheck:
         )
         self._seed = run.programs.seed()
         options = compiler.options(mesh, run.benchmark.larger_windows)
-        shares = make_share_checksums(
-            run.benchmark.loss, mesh, run.settings.gradient_accumulation_steps, options
-        )
+        accumulation = run.settings.gradient_accumulation_steps
+        shares = make_share_checksums(run.benchmark.loss, mesh, accumulation, options)
         first = (self._seed, state.step, self._numbers, state.params, state.model_state)
         batches = run.programs.batch_specs("train")
         self._share_checksums = CompiledStep(step.lower(shares, first, batches))

@@ -37,12 +37,6 @@ class Optimizer:
     gradient_clip_norm: Annotated[float, "[0, 1e30]"]
     gradient_clip_per_device: bool  # whether the step clips each device's gradient instead
 
-    def __post_init__(self) -> None:
-        if self.gradient_clip_per_device and not self.gradient_clip_norm:
-            raise ConfigError(
-                "config.gradient_clip_per_device=True needs a norm: set config.gradient_clip_norm"
-            )
-
 
 def make(
     settings: Optimizer,

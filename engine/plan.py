@@ -104,6 +104,10 @@ class Settings(LoopKeys):
 def read_settings(config: Any, workdir: str = "", origin: Mapping[str, Any] = {}) -> Settings:
     """Reads and checks the config; `origin` says which file it is from, and what was changed."""
     values = keys.read_config(LoopKeys, config)
+    if values.gradient_clip_per_device and not values.gradient_clip_norm:
+        raise ConfigError(
+            "config.gradient_clip_per_device=True needs a norm: set config.gradient_clip_norm"
+        )
     load = functools.partial(benchmarks.load, config)
     return Settings(
         **vars(values), workdir=workdir, config=config.to_dict(), load_benchmark=load, origin=origin
@@ -286,8 +290,7 @@ class Programs:
 
     def initial_state(self, plan: Plan) -> TrainState:
         """The state before the first step, on the devices."""
-        make = _initial(self.benchmark.init, plan.step_settings, self.mesh)
-        return make(self.seed())
+        return _initial(self.benchmark.init, plan.step_settings, self.mesh)(self.seed())
 
     def seed(self) -> jax.Array:
         """The seed u32[] on all devices, for the train step."""
@@ -304,12 +307,10 @@ class Programs:
     def lower_train(self, plan: Plan, state: TrainState, totals: Any) -> list[Any]:
         """The train step, lowered for each shape of its batches; `totals` are `abstract_totals`."""
         options = compiler.options(self.mesh, self.benchmark.larger_windows)
-        train_step = step.make_train_step(
-            self.benchmark.loss, self.mesh, plan.step_settings, options
-        )
+        train = step.make_train_step(self.benchmark.loss, self.mesh, plan.step_settings, options)
         seed = sharding.abstract(_SEED, sharding.replicated(self.mesh))
         arguments = seed, state, totals
-        return step.lower(train_step, arguments, self.batch_specs("train"))
+        return step.lower(train, arguments, self.batch_specs("train"))
 
     def lower_predict(self, state: TrainState) -> list[Any]:
         """The predict step, lowered for each shape of the evaluation batches."""

@@ -40,7 +40,8 @@ class Flag:
 
     def __init__(self, help_string: str):
         config_flags.DEFINE_config_file("config", None, help_string)
-        flags.FLAGS["config"].parser.parse = self._load  # instead of ml_collections' loader
+        self._flag: Any = flags.FLAGS["config"]
+        self._flag.parser.parse = self._load  # instead of ml_collections' loader
 
     def _load(self, file: str) -> ConfigDict:
         config = load(file)
@@ -51,8 +52,7 @@ class Flag:
     @property
     def recipe(self) -> Recipe | None:
         """The recipe, after the command line is parsed; None without --config."""
-        flag: Any = flags.FLAGS["config"]
-        if flag.value is None:
+        if (flag := self._flag).value is None:
             return None
         return Recipe(flag.config_filename, flag.value, self.own, flag.override_values)
 

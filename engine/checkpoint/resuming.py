@@ -65,10 +65,8 @@ def adopt_weights(
         (epath.Path(settings.workdir) / "init_from.txt").write_text(adoption.listing)
     if settings.mlperf.format and adoption.is_complete:
         check_origin(programs, say, weights, adoption)
-    replicated = sharding.replicated(programs.mesh)
-    put = jax.jit(
-        functools.partial(step.state_of, settings=step_settings), out_shardings=replicated
-    )
+    make = functools.partial(step.state_of, settings=step_settings)
+    put = jax.jit(make, out_shardings=sharding.replicated(programs.mesh))
     return put(params, model_state)
 
 
