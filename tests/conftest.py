@@ -243,7 +243,8 @@ def untrained_run(tmp_path_factory, tiny_records):
     """The workdir of a ResNet for 4 classes with averages, whose step 4 has its first weights."""
     import jax.numpy as jnp
 
-    from engine.checkpoint.manager import Checkpointer
+    from engine.checkpoint.checkpointer import Checkpointer
+    from engine.checkpoint.manifest import describe_run
     from engine.plan import make_plan, read_settings
     from engine.run import Run
     from engine.step import checkpoint_items
@@ -254,8 +255,8 @@ def untrained_run(tmp_path_factory, tiny_records):
     plan = make_plan(settings, run.benchmark, 90)
     state = run.programs.initial_state(plan)._replace(step=jnp.int32(4))
     totals = run.programs.zeros(run.programs.abstract_totals(state))()
-    checkpoints = Checkpointer(run.checkpoints_dir, keep=1, best=lambda: None)
-    checkpoints.save(4, **checkpoint_items(state, totals), facts=run.facts(90))
+    checkpoints = Checkpointer(f"{run.settings.workdir}/checkpoints", keep=1, best=lambda: None)
+    checkpoints.save(4, **checkpoint_items(state, totals), manifest=describe_run(run.programs, 90))
     checkpoints.close()
     return workdir
 
