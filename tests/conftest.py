@@ -5,6 +5,7 @@ import importlib
 import importlib.metadata
 import json
 import logging
+import logging.handlers
 import os
 import pathlib
 import sys
@@ -282,10 +283,16 @@ def resolved(config, workdir="", mode="train_and_eval", given=()):
     from common import keys
     from engine.recipe import Recipe
 
-    said: list[str] = []
     recipe = Recipe("", config.lock(), keys.flat(config), given)
-    settings = configuration.resolve(recipe, mode, str(workdir), said.append)
-    return settings, [line.removeprefix("NOTE ") for line in said if line.startswith("NOTE ")]
+    log, handler = logging.getLogger("tpu_suite"), logging.handlers.BufferingHandler(1000)
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    settings = configuration.resolve(recipe, mode, str(workdir))
+    log.setLevel(level)
+    log.removeHandler(handler)
+    lines = [record.getMessage() for record in handler.buffer]
+    return settings, [line.removeprefix("NOTE ") for line in lines if line.startswith("NOTE ")]
 
 
 def adopt_values(config, source, whole=False):
