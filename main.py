@@ -16,6 +16,7 @@ from engine import environment, locations, recipe
 
 environment.set_defaults()  # before jax; functions import what imports it, so that --help is quick
 
+_log = logging.getLogger("tpu_suite")
 _CONFIG = recipe.Flag("Recipe: a file in configs/. Override a key with --config.KEY=VALUE.")
 _WORKDIR = flags.DEFINE_string(
     "workdir",
@@ -127,32 +128,27 @@ def main(argv: Sequence[str]) -> int:
     """Runs the mode; returns the exit code: 0 done, 128 + signal stopped, others failed."""
     del argv
     mode = MODES[_MODE.value]
+    # The output of --json is for programs, and what is said before the mode begins is not for them.
+    stream, level = (sys.stderr, logging.WARNING) if _JSON.value else (sys.stdout, logging.INFO)
+    terminal = environment.show_log(stream, level)
     needed = mode.workdir == "required" or (mode.workdir == "optional" and _WORKDIR.value)
-    workdir = locations.workdir(_WORKDIR.value, _say) if needed else ""
+    workdir = locations.workdir(_WORKDIR.value) if needed else ""
     if os.environ.get("TPU_GRPC_URL") and mode.hosts == "joined":
         print("NOTE TPU_GRPC_URL is set; a TPU VM does not use it")
-    return _run(mode, workdir)
+    return _run(mode, workdir, terminal)
 
 
-def _say(text: str) -> None:
-    if not _JSON.value:  # that output is for programs
-        print(text)
-
-
-def _run(mode: Mode, workdir: str) -> int:
+def _run(mode: Mode, workdir: str, terminal: logging.Handler) -> int:
     """Runs the mode together with the other processes; a failure of one ends all of them."""
     from engine.cluster import guard, hosts, preemption, processes
     from engine.devices import explain_full_memory
 
     host = None  # this process among the hosts of the run; None if it is alone
     if mode.hosts != "alone":
-        host = hosts.find(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value, _say)
-    # Process 0 prints what all of them would print.
-    stream = sys.stderr if _JSON.value else sys.stdout  # the other is for programs
-    environment.show_log(stream, logging.WARNING if host and host.index else logging.INFO)
+        host = hosts.find(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
     preemption.listen(lambda code, reason: processes.fail(reason, code))
     try:
-        code = _run_mode(mode, workdir, host)
+        code = _run_mode(mode, workdir, host, terminal)
     except (preemption.Preempted, guard.MemoryFull) as error:
         if not getattr(error, "agreed", True):
             processes.fail(str(error), error.code)  # the other processes do not stop by themselves
@@ -164,7 +160,7 @@ def _run(mode: Mode, workdir: str) -> int:
     processes.finish(code)
 
 
-def _run_mode(mode: Mode, workdir: str, host: Any) -> int:
+def _run_mode(mode: Mode, workdir: str, host: Any, terminal: logging.Handler) -> int:
     """Calls the mode's function; returns the exit code."""
     from commands import configuration
     from engine.cluster import processes
@@ -174,7 +170,7 @@ def _run_mode(mode: Mode, workdir: str, host: Any) -> int:
     values = mode.arguments(*(flags.FLAGS[flag].value for flag in mode.flags))
     settings = None
     if mode.recipe != "refused":
-        settings = configuration.resolve(_CONFIG.recipe, _MODE.value, workdir, _say)
+        settings = configuration.resolve(_CONFIG.recipe, _MODE.value, workdir)
     arguments = [workdir if settings is None else settings, *values]
     if settings is not None and mode.hosts != "alone":
         equal = {"workdir": workdir, "mode": _MODE.value}
@@ -188,7 +184,9 @@ def _run_mode(mode: Mode, workdir: str, host: Any) -> int:
         if tpu_chips():
             watch_for_notice()
         elif mode.hosts == "joined" and (obstacle := gpu_obstacle())[0]:
-            _say(f"NOTE {obstacle[0]}: {obstacle[1]}")
+            _log.info("NOTE %s: %s", *obstacle)
+    # From here on process 0 prints what all of them would print.
+    terminal.setLevel(logging.WARNING if host and host.index else logging.INFO)
     module, _, function = mode.function.partition(":")
     result = getattr(importlib.import_module(module), function)(*arguments)
     return result if isinstance(result, int) else 0

@@ -21,18 +21,18 @@ import jax
 from etils import epath
 
 from engine import compiler, mlperf
-from engine.checkpoint.saving import Position, Saver
+from engine.checkpoint.saver import Position, Saver, check_start, first_state
 from engine.checks import check_count, check_plan, notes_of
 from engine.cluster import preemption, processes, watchdog
 from engine.cluster.guard import Guard
 from engine.corruption import DeviceCheck
 from engine.evaluate import Evaluator, Scores
 from engine.feed import Feed
+from engine.intervals import Intervals
 from engine.plan import Plan, Settings, make_plan
-from engine.report.intervals import Intervals
 from engine.report.starts import describe_start
 from engine.report.writers import Profiler, Reporter, synced_to_wandb
-from engine.run import Run, check_start, first_state
+from engine.run import Run
 from engine.step import CompiledStep
 from engine.stopping import StoppingRule
 
@@ -108,7 +108,7 @@ class Trainer:
                 log = mlperf.begin_log(run.programs, time.time())
             # wandb copies TensorBoard's events, so it begins before the reporter writes any.
             if settings.tracker and jax.process_index() == 0:
-                exits.enter_context(synced_to_wandb(settings.workdir, settings.config, print))
+                exits.enter_context(synced_to_wandb(settings.workdir, settings.config))
             reporter = Reporter(settings.workdir, title=run.title, **run.shown_metrics)
             _at_the_end(exits, reporter.close)
             profiler = None
@@ -119,7 +119,7 @@ class Trainer:
             # The best checkpoint is one of the reporter's history. The last save ends before the
             # reporter closes, and MLPerf's log before both.
             splits = ("train", "eval") if evaluating else ("train",)
-            saver = Saver(run, plan, guard, reporter, splits)
+            saver = Saver(run.programs, run.log, plan, guard, reporter, splits)
             _at_the_end(exits, saver.checkpoints.close)
             exits.callback(log.close)
             check_plan(run.programs, plan, saver.abstract, evaluating)
@@ -134,13 +134,13 @@ class Trainer:
         What is wrong with the weights to begin with is found before anything is compiled.
         """
         run, plan, saver = self.run, self.plan, self.saver
-        weights = None if newest else check_start(run, saver.abstract)
+        weights = None if newest else check_start(run.programs, saver.abstract)
         self._introduce()
         self.log.describe(plan, saver.abstract.params, run.mesh)
         start, begun = describe_start(newest, run.mesh), time.monotonic()
         compiled = self._compile()
         saver.add_start({**start, "compile_seconds": round(time.monotonic() - begun, 1)})
-        initial, source = (None, "") if newest else first_state(run, plan, weights)
+        initial, source = (None, "") if newest else first_state(run.programs, plan, weights)
         self.log.run_starts()
         _open_data(run, plan, self.reporter, self.evaluating)
         if initial is None:
@@ -239,7 +239,7 @@ class Trainer:
         self.reporter.prepare()
         programs, plan, saver = self.run.programs, self.plan, self.saver
         state, totals = saver.abstract, saver.abstract_totals
-        with compiler.watched(self.reporter.say):
+        with compiler.watched():
             train = CompiledStep(programs.lower_train(plan, state, totals))
             train = functools.partial(train, programs.seed())
             zeros = programs.zeros(totals)
@@ -247,7 +247,7 @@ class Trainer:
             predict = CompiledStep(programs.lower_predict(state)) if self.evaluating else None
             check = None
             if self.run.settings.check_devices_every:
-                check = DeviceCheck(self.run, saver.checkpoints, state)
+                check = DeviceCheck(programs, saver.checkpoints, state)
         return Compiled(train, zeros, predict, check)
 
     def _stop(self, reason: BaseException) -> None:

@@ -29,7 +29,7 @@ class Run:
       recipe: every value of the config.
       examples: {"train": n, "eval": n}.
       steps: the length of the run.
-      learning_rate: `engine.schedules.Rate`: `peak`, `warmup_steps` and `decay_steps`.
+      learning_rate: `engine.optim.Rate`: `peak`, `warmup_steps` and `decay_steps`.
       norm_examples: how many examples share the statistics of BatchNorm.
       params: the parameters as arrays or ShapeDtypeStructs.
     """

@@ -1,6 +1,7 @@
 """Resolves the configuration: one function from the command line to the settings of a run."""
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Mapping
 from typing import Any
 
 import benchmarks
@@ -11,17 +12,16 @@ from engine.checkpoint import model_source
 from engine.plan import Settings, read_settings
 from engine.recipe import Recipe
 
+_log = logging.getLogger("tpu_suite")
 
-def resolve(
-    recipe: Recipe | None, mode: str, workdir: str, say: Callable[[str], None] = print
-) -> Settings:
+
+def resolve(recipe: Recipe | None, mode: str, workdir: str) -> Settings:
     """The settings of a run, which nothing changes afterwards.
 
     Args:
       recipe: has the values of the command line; None: the checkpoint in the workdir has them.
       mode: a key of `commands.MODES`.
       workdir: the folder for results; "" for a mode without one.
-      say: prints a line for the user.
     """
     if recipe is None:
         return model_source.settings(workdir)
@@ -32,11 +32,11 @@ def resolve(
 
     # The data.
     if MODES[mode].reads_data and benchmarks.needs_data_dir(config):
-        config.data_dir = locations.data_dir(folders, say)
+        config.data_dir = locations.data_dir(folders)
 
     # The weights to begin with.
     if workdir:
-        config.init_from = model_source.init_from(folders, say)
+        config.init_from = model_source.init_from(folders)
     previous = model_source.peek(workdir) if workdir and mode != "import" else None
     evaluates = mode in ("eval", "report")
     notes = []
@@ -61,7 +61,7 @@ def resolve(
         config.update(values)
         notes += remarks
     for note in notes:
-        say(f"NOTE {note}")
+        _log.info("NOTE %s", note)
 
     # All keys are checked; a checkpoint's manifest says what differs from the recipe's file.
     own, final = recipe.own, keys.flat(config)

@@ -17,7 +17,8 @@ from benchmarks.base import Benchmark
 from common import entry
 from common.errors import CheckpointError, DataError, HostError, UserError, one_line, visible
 from engine import devices, mlperf, sharding
-from engine.checkpoint import resuming
+from engine.checkpoint import saver
+from engine.checkpoint.manifest import OtherData
 from engine.checkpoint.model_source import open_checkpoint
 from engine.checks import check_count, check_plan, notes_of
 from engine.cluster import guard, processes
@@ -220,20 +221,16 @@ def _checkpoint(case: Case) -> Iterator[Finding]:
     if not case.resumes:
         return
     programs = case.programs
-    notes: list[str] = []
     data = [case.benchmark.identity(split) for split in ("train", "eval")]
     items = checkpoint_items(case.state, programs.abstract_totals(case.state))
 
     def compare(step: int) -> Any:
-        notes.clear()
-        return resuming.compare(programs, notes.append, checkpoints, step, items, data)[0]
+        return saver.compare(programs, checkpoints, step, items, case.plan.num_examples, data)
 
     checkpoints, choose = open_checkpoint(case.settings.workdir, "--workdir")
-    step, then = checkpoints.read(choose, compare)
-    now = {"config": case.settings.config, "num_train_examples": case.plan.num_examples}
-    resuming.note_changes(programs, notes.append, then, now, case.state)
+    step, (_, _, notes) = checkpoints.read(choose, compare)
     yield Finding("ok", f"the run would go on from step {step:,}")
-    yield from (Finding("warn", note.removeprefix("NOTE ")) for note in notes)
+    yield from (Finding("warn", note) for note in notes)
 
 
 def _records(case: Case) -> Iterator[Finding]:
@@ -270,14 +267,14 @@ def _initial_weights(case: Case) -> Iterator[Finding]:
         return
     if case.settings.init_from:
         notes: list[str] = []
-        weights, adoption = resuming.read_weights(case.programs, case.state)
+        weights, adoption = saver.read_weights(case.programs, case.state)
         try:
-            resuming.check_origin(case.programs, notes.append, weights, adoption)
+            notes = saver.compare_origin(case.programs, weights, adoption)
         except DataError as error:
-            if isinstance(error, resuming.OtherData):
+            if isinstance(error, OtherData):
                 raise  # else the check of the data has said it
         yield Finding("ok", f"{weights.source}: {adoption.summary}")
-        yield from (Finding("warn", note.removeprefix("NOTE ")) for note in notes)
+        yield from (Finding("warn", note) for note in notes)
         return
     case.programs.check_random_start()
     if note := case.settings.lacks_weights:

@@ -29,10 +29,10 @@ def evaluate(settings: Settings, checkpoint: str, watch_seconds: float) -> Score
                 report_scores(run, reporter, step, plan.num_examples, scores, seconds)
                 for exhibit in exhibits(run, evaluation):
                     for name, data in exhibit.files.items():
-                        run.say(f"wrote {reporter.write(name, data)}")
+                        reporter.say(f"wrote {reporter.write(name, data)}")
                 if not watch_seconds or step >= plan.total_steps:
                     return scores
                 restored = examination.restore(step, watch_seconds)
                 started = time.monotonic()
-            run.say(f"no new checkpoint for {watch_seconds:.0f} s: stopped watching")
+            reporter.say(f"no new checkpoint for {watch_seconds:.0f} s: stopped watching")
             return scores

@@ -3,16 +3,20 @@
 An imported model is a workdir with the checkpoint of step 0, which no training run writes.
 """
 
+import logging
+
 import numpy as np
 from etils import epath
 
 from common.errors import CheckpointError, ConfigError
 from engine.checkpoint import model_source
-from engine.checkpoint.manager import Checkpointer
-from engine.checkpoint.manifest import array_differences, describe_arrays
+from engine.checkpoint.checkpointer import Checkpointer
+from engine.checkpoint.manifest import array_differences, describe_arrays, describe_run
 from engine.plan import Programs, Settings, make_plan
 from engine.run import Run
 from engine.step import model_items, state_of
+
+_log = logging.getLogger("tpu_suite")
 
 
 def run(settings: Settings) -> None:
@@ -45,9 +49,9 @@ def run(settings: Settings) -> None:
             f"{imported.source} is not complete, only weights to begin a run with: {lines[0]}"
         )
     this = Run.open(settings, trains=False)
-    this.say(f"read {imported.summary}")
-    checkpoints = Checkpointer(this.checkpoints_dir, keep=1, best=lambda: None)
-    facts = this.facts(num_examples, imported.metadata)
-    checkpoints.save(0, model_items(state), {"step": np.int32(0)}, facts)
+    _log.info("read %s", imported.summary)
+    checkpoints = Checkpointer(str(folder), keep=1, best=lambda: None)
+    manifest = describe_run(this.programs, num_examples, imported.metadata)
+    checkpoints.save(0, model_items(state), {"step": np.int32(0)}, manifest)
     checkpoints.close()
-    this.say(f"wrote {folder}/0: --workdir={settings.workdir} is a model now")
+    _log.info("wrote %s/0: --workdir=%s is a model now", folder, settings.workdir)

@@ -30,10 +30,11 @@ from common import entry
 from common.console import hms
 from common.errors import ConfigError, UserError, one_line
 from engine.checks import check_plan
-from engine.forecast import estimates, hlo, kernels, topology
-from engine.forecast.estimates import Job, Outcome, Program, Stage
+from engine.forecast import estimates, kernels, topology
+from engine.forecast.estimates import Job, Outcome, Stage
 from engine.forecast.flops import count_flops
-from engine.forecast.topology import Chip, Topology
+from engine.forecast.program import combine, compile_program
+from engine.forecast.topology import Topology
 from engine.plan import Plan, Programs, Settings, make_plan, read_settings
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -186,10 +187,13 @@ def compiled(
     settings: Settings,
     one: Topology,
     steps: tuple[str, ...],
-    say: Callable[[str], None],
+    progress: Callable[[str], None],
     lower: Callable[..., list[Any]] = lower_train,
 ) -> Outcome:
-    """Compiles the steps of a run for one slice in this process, which libtpu may crash."""
+    """Compiles the steps of a run for one slice in this process, which libtpu may crash.
+
+    `progress` gets what it does, for the process that waits.
+    """
     outcome, step = Outcome(one, settings.train_batch_size), ""
     done: dict[str, Any] = {}
     try:
@@ -205,13 +209,13 @@ def compiled(
         check_plan(programs, checked, programs.abstract_state(plan), True)
         job = _job(programs, plan)
         for step in steps:
-            say(f"compiling the {step} step")
+            progress(f"compiling the {step} step")
             if step == "train":
                 lowered, stages = lower(programs, plan), benchmark.stages()
             else:
                 lowered, stages = programs.lower_predict(programs.abstract_state(plan)), ()
-            parts = [_program(program, outcome.topology.chip) for _, program in lowered]
-            done[step] = estimates.combine(parts, [stage.steps for stage in stages])
+            parts = [compile_program(program, one.chip) for _, program in lowered]
+            done[step] = combine(parts, [stage.steps for stage in stages])
             if stages:
                 rows = zip(stages, parts, strict=True)
                 done["stages"] = tuple(Stage(stage.name, stage.steps, p) for stage, p in rows)
@@ -223,25 +227,6 @@ def compiled(
         return dataclasses.replace(outcome, train=done.get("train"), error=text, fits=fits)
     except (UserError, ValueError, RuntimeError, OSError) as error:  # such as a batch size
         return dataclasses.replace(outcome, error=one_line(error), fits=None)
-
-
-def _program(lowered: Any, chip: Chip) -> Program:
-    """Compiles a step for one shape of its batches."""
-    start = time.monotonic()
-    step = lowered.compile()
-    memory, analysis = step.memory_analysis(), step.cost_analysis()
-    seconds = time.monotonic() - start
-    cost = kernels.priced(hlo.cost(step.as_text()), chip, kernels.read_bundles())
-    return Program(
-        arguments=memory.argument_size_in_bytes,
-        outputs=memory.output_size_in_bytes - memory.alias_size_in_bytes,
-        temporaries=memory.temp_size_in_bytes,
-        code=memory.generated_code_size_in_bytes,
-        flops=analysis["flops"],
-        traffic=analysis["bytes accessed"],
-        seconds=seconds,
-        **vars(cost),
-    )
 
 
 def _job(programs: Programs, plan: Plan) -> Job:

@@ -24,8 +24,7 @@ from etils import epath
 
 from common.console import hms
 from common.errors import ConfigError, OutputError, one_line, parse_json, visible
-from engine import locations
-from engine.checkpoint import manifest
+from engine import environment, locations
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LIMIT = 1800.0  # seconds after which a check is stopped
@@ -91,10 +90,10 @@ def run(
         "format": 2,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "short": short,
-        "commit": manifest.commit(),
+        "commit": environment.commit(),
         "devices": devices,
         "host": {"cores": os.cpu_count(), "machine": platform.machine()},
-        "versions": {"python": platform.python_version(), **manifest.versions()},
+        "versions": {"python": platform.python_version(), **environment.versions()},
         "checks": rows,
     }
     try:
@@ -124,7 +123,7 @@ def _run_one(tests: str, case: Case, path: str) -> dict[str, Any]:
     # Without assertions, which PYTHONOPTIMIZE leaves out, nothing would fail.
     others = "PYTEST_", "PYTHONOPTIMIZE"
     kept = {name: value for name, value in os.environ.items() if not name.startswith(others)}
-    environment = kept | {
+    variables = kept | {
         "JAX_COMPILATION_CACHE_DIR": f"{case.folder}/compiled",
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "PROVE": json.dumps(dataclasses.asdict(case)),
@@ -134,7 +133,7 @@ def _run_one(tests: str, case: Case, path: str) -> dict[str, Any]:
         process = subprocess.Popen(
             [*words, "-p", "no:cacheprovider", *tests.split()],
             cwd=_ROOT,
-            env=environment,
+            env=variables,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

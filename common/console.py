@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from common.errors import UserError
+from common.errors import INVALID, UserError
 
 MOST_SHARDS = 99_999  # files of a split: their names have five digits
 MOST_WORKERS = 4096
@@ -29,7 +29,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         name = self.prog.removeprefix("python -m scripts.")
         help_ = "--help lists the arguments, CHANGELOG.md those that are gone"
-        self.exit(2, f"{name}: {UserError(message)} ({help_})\n")
+        self.exit(INVALID, f"{name}: {UserError(message)} ({help_})\n")
 
 
 def summary(doc: str | None) -> str:

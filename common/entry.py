@@ -3,14 +3,13 @@
 import atexit
 import contextlib
 import os
-import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from common.errors import OutputError, UserError
+from common.errors import BROKEN_PIPE, FAILED, INTERRUPTED, OutputError, UserError
 
 BEGUN = time.monotonic()  # when this program began; no clock that is set changes it
 
@@ -60,13 +59,13 @@ def run(main: Callable[[], Any]) -> NoReturn:
         print(f"ERROR: {error}", file=sys.stderr)
         code = error.code
     except KeyboardInterrupt:
-        code = 128 + signal.SIGINT
+        code = INTERRUPTED
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
-        code = 1
+        code = FAILED
     if not isinstance(code, int | None):
         print(code, file=sys.stderr)
-        code = 1
+        code = FAILED
     if not code:  # what Python does at its end, before it stops threads: C++ may answer with abort
         threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
         atexit._run_exitfuncs()
@@ -83,7 +82,7 @@ def result(text: str) -> None:
         sys.stdout.buffer.write(text.encode())
         sys.stdout.buffer.flush()
     except BrokenPipeError:
-        sys.exit(128 + signal.SIGPIPE)
+        sys.exit(BROKEN_PIPE)
     except OSError as error:
         raise OutputError(f"cannot write the standard output: {error.strerror}") from error
 

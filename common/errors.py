@@ -14,7 +14,14 @@ _OP_NAMES = re.compile(r"\{\{.*?\}\} ?| \[Op:\w+\].*")
 # Control characters but tab and line feed, marks that turn the writing direction, and surrogates.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
-RESTART = 75  # exit code EX_TEMPFAIL: nothing is wrong with the run, start the command again
+# The exit codes of the programs; docs/run.md has the same table, and what to do then.
+FAILED = 1  # You must fix something: data, config, disk, a loss that is not finite.
+INVALID = 2  # An argument or a file given to `predict.py` or a script is invalid.
+RESTART = 75  # The run itself is right: a host was lost or hung, memory was nearly full, or ...
+CORRUPTED = 76  # Two devices disagree.
+INTERRUPTED = 130  # Ctrl-C stopped the run.
+BROKEN_PIPE = 141  # The reader of the output, such as `head`, has ended.
+TERMINATED = 143  # Another signal stopped the run.
 
 
 class UserError(Exception):
@@ -24,7 +31,7 @@ class UserError(Exception):
     stack trace and exits with `code`.
     """
 
-    def __init__(self, message: str, code: int = 1):
+    def __init__(self, message: str, code: int = FAILED):
         text = visible(message)  # both ends of a long one, because the fix is at its end
         super().__init__(text if len(text) < 4000 else f"{text[:2000]} ... {text[-1000:]}")
         self.code = code

@@ -3,9 +3,10 @@
 import collections
 import contextlib
 import hashlib
+import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -35,14 +36,14 @@ def options(
     last bits. A choice of these in `XLA_FLAGS`, `LIBTPU_INIT_ARGS` or
     `JAX_DISABLE_MOST_OPTIMIZATIONS` has priority. docs/performance.md has the figures.
     """
-    kind = mesh.devices.flat[0].device_kind
+    device_kind = mesh.devices.flat[0].device_kind
     flags = os.environ.get("XLA_FLAGS", "")
-    if kind == "cpu" and runs_once:
+    if device_kind == "cpu" and runs_once:
         is_chosen = _LEVEL in flags or "JAX_DISABLE_MOST_OPTIMIZATIONS" in os.environ
         return None if is_chosen else {_LEVEL: "1"}
-    if kind == "cpu" and _LIBRARY not in flags:
+    if device_kind == "cpu" and _LIBRARY not in flags:
         return {_LIBRARY: _ALL_BUT_CONVOLUTIONS}
-    kib = _KIB.get(kind) if larger_windows else None
+    kib = _KIB.get(device_kind) if larger_windows else None
     if kib is None or _LIMIT in os.environ.get("LIBTPU_INIT_ARGS", ""):
         return None
     return {_LIMIT: str(kib)}
@@ -62,8 +63,8 @@ def use_cache(folder: str) -> None:
 
 
 @contextlib.contextmanager
-def watched(say: Callable[[str], None]) -> Iterator[None]:
-    """Reports how long the block took to compile, and how many programs came from the folder."""
+def watched() -> Iterator[None]:
+    """Logs how long the block took to compile, and how many programs came from the folder."""
     start, before = time.monotonic(), _counts.copy()
     yield
     text, folder = f"compiled in {time.monotonic() - start:.1f} s", cache_folder()
@@ -74,7 +75,7 @@ def watched(say: Callable[[str], None]) -> Iterator[None]:
         text += f"; {misses} program{'s' * (misses > 1)} kept in {folder} for the next start"
         if jax.process_count() > 1 and "://" not in folder:
             text += " of host 0 (for all hosts give --config.compilation_cache=gs://...)"
-    say(text)
+    logging.getLogger("tpu_suite").info("%s", text)
 
 
 def cache_folder() -> str:

@@ -5,6 +5,7 @@ faulty device would change the results of all. So healthy devices of one kind ag
 """
 
 import collections
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from common.errors import UserError, some
+from common.errors import CORRUPTED, UserError, some
 from common.trees import by_name
 from engine import compiler, sharding, step
-from engine.checkpoint.manager import Checkpointer
+from engine.checkpoint.checkpointer import Checkpointer
 from engine.cluster import watchdog
-from engine.run import Run
+from engine.plan import Programs
 from engine.step import (
     CompiledStep,
     TrainState,
@@ -29,7 +30,6 @@ from engine.step import (
     term_weights,
 )
 
-CODE = 76  # the exit code of a run whose devices disagree
 AXIS = "device"  # all devices of the run, in the order of its mesh
 _UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}  # by the bytes of an element
 
@@ -45,23 +45,24 @@ class DeviceCheck:
     program, the second time on another device.
     """
 
-    def __init__(self, run: Run, checkpoints: Checkpointer, state: TrainState):
+    def __init__(self, programs: Programs, checkpoints: Checkpointer, state: TrainState):
         """Compiles the programs of the check; `state` are ShapeDtypeStructs."""
-        self._run, self._checkpoints = run, checkpoints
-        self._every, mesh = run.settings.check_devices_every, run.mesh
+        self._checkpoints, benchmark = checkpoints, programs.benchmark
+        self._every, mesh = programs.settings.check_devices_every, programs.mesh
         self._devices = list(mesh.devices.flat)
         numbers = np.arange(mesh.size, dtype=np.int32)
         self._numbers = jax.make_array_from_callback(
             numbers.shape, sharding.batch_sharding(mesh), lambda index: numbers[index]
         )
-        self._seed = run.programs.seed()
-        options = compiler.options(mesh, run.benchmark.larger_windows)
-        accumulation = run.settings.gradient_accumulation_steps
-        shares = make_share_checksums(run.benchmark.loss, mesh, accumulation, options)
+        self._seed = programs.seed()
+        options = compiler.options(mesh, benchmark.larger_windows)
+        accumulation = programs.settings.gradient_accumulation_steps
+        shares = make_share_checksums(benchmark.loss, mesh, accumulation, options)
         first = (self._seed, state.step, self._numbers, state.params, state.model_state)
-        batches = run.programs.batch_specs("train")
+        batches = programs.batch_specs("train")
         self._share_checksums = CompiledStep(step.lower(shares, first, batches))
-        self._state_checksums = make_state_checksums(mesh).lower(state).compile()
+        checksums = _jit(mesh, lambda x: _checksums(x)[None], (PartitionSpec(),), gathered=True)
+        self._state_checksums = checksums.lower(state).compile()  # u32[devices, arrays]
         self._exchange = make_exchange(mesh)
         self._agreed = -1  # the newest step of this start before which the devices agreed
 
@@ -75,7 +76,8 @@ class DeviceCheck:
             self._compare_shares(number, state, batch)
         if self._agreed < 0:
             seconds = time.monotonic() - started
-            self._run.say(f"the {len(self._devices)} devices agree; comparing took {seconds:.1f} s")
+            text = f"the {len(self._devices)} devices agree; comparing took {seconds:.1f} s"
+            logging.getLogger("tpu_suite").info("%s", text)
         self._agreed = number
 
     def _compare_state(self, number: int, state: TrainState) -> None:
@@ -84,9 +86,9 @@ class DeviceCheck:
         if differ.any():
             names = np.array(list(by_name(state)))[differ].tolist()
             held = [row.tobytes() for row in checksums]
-            ((most, count),) = collections.Counter(held).most_common(1)
+            ((majority, count),) = collections.Counter(held).most_common(1)
             certain = 2 * count > len(held)
-            wrong = [i for i, row in enumerate(held) if row != most or not certain]
+            wrong = [i for i, row in enumerate(held) if row != majority or not certain]
             raise self._error(number, f"holds other bits in {some(names, 2)}", wrong, certain)
 
     def _compare_shares(self, number: int, state: TrainState, batch: Any) -> None:
@@ -111,7 +113,7 @@ class DeviceCheck:
         ]
         subject = some(names) if certain else f"one of {some(names)}"
         return Corrupted(
-            f"{subject} {what}: step {number + 1:,} is not made. {self._advice()}", CODE
+            f"{subject} {what}: step {number + 1:,} is not made. {self._advice()}", CORRUPTED
         )
 
     def _advice(self) -> str:
@@ -127,15 +129,6 @@ class DeviceCheck:
             return f"{agreed}, and no checkpoint is newer. Use other devices, then the same command"
         way = self._checkpoints.way_back_to(good)
         return f"{agreed}, newer checkpoints may be wrong, {good} is not. {way}, on other devices"
-
-
-def make_state_checksums(mesh: Mesh) -> Any:
-    """Returns the jitted function from replicated arrays to checksums u32[devices, arrays]."""
-
-    def on_device(tree: Any) -> jax.Array:
-        return _checksums(tree)[None]
-
-    return _jit(mesh, on_device, (PartitionSpec(),), gathered=True)
 
 
 def make_exchange(mesh: Mesh) -> Any:

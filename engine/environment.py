@@ -1,17 +1,23 @@
-"""Sets what other libraries find in this process: environment variables, malloc, the log.
+"""What a process runs in: versions of the program and its libraries, variables, malloc, the log.
 
 Libraries read the variables when they are imported. The log goes to the terminal, and other
 libraries' errors stay off it.
 """
 
+import contextlib
 import ctypes
+import functools
+import importlib.metadata
 import logging
 import os
+import pathlib
+import subprocess
 import sys
 from typing import Any, TextIO
 
 from common.errors import visible
 
+LIBRARIES = ("jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "tensorflow-cpu")
 DEFAULTS = {
     # Programs that take less time to compile are not kept. jax's 1 s left NCF without any at times.
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
@@ -55,8 +61,8 @@ def keep_freed_memory() -> None:
         mallopt(-1, -1)  # M_TRIM_THRESHOLD: the top of the heap stays
 
 
-def show_log(stream: TextIO, level: int = logging.INFO) -> None:
-    """Sends the log's records from `level` on to a stream of the terminal.
+def show_log(stream: TextIO, level: int = logging.INFO) -> logging.Handler:
+    """Sends the log's records from `level` on to a stream of the terminal; returns what sends them.
 
     Orbax logs an error for every file and every task of a failed save, and TensorStore prints a
     traceback for each. The failure itself arrives as an exception, and `engine.cluster.hostlog`
@@ -74,6 +80,28 @@ def show_log(stream: TextIO, level: int = logging.INFO) -> None:
     log.propagate = False
     handler.setLevel(level)
     log.addHandler(handler)
+    return handler
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Returns {library: installed version} of the libraries that shape a run."""
+    installed = {}
+    for library in LIBRARIES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            installed[library] = importlib.metadata.version(library)
+    return installed
+
+
+def commit() -> str:
+    """The commit of this program, with "-dirty" if files were changed; "" where git knows none."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    root = pathlib.Path(__file__).parents[1]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(
+            command, cwd=root, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
+    return ""
 
 
 class _Visible(logging.Formatter):

@@ -10,6 +10,7 @@ devices predict; process 0 scores the rows of all predictions and tells the othe
 import contextlib
 import dataclasses
 import functools
+import logging
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,8 +22,8 @@ from etils import epath
 from benchmarks.uses import Exhibit
 from common.errors import CheckpointError, DataError
 from engine import compiler, mlperf, sharding
-from engine.checkpoint import resuming
-from engine.checkpoint.manager import Checkpointer
+from engine.checkpoint.checkpointer import Checkpointer
+from engine.checkpoint.manifest import compare_data
 from engine.cluster import preemption, processes, watchdog
 from engine.cluster.guard import afford
 from engine.cluster.watchdog import Background
@@ -33,6 +34,7 @@ from engine.run import Run
 from engine.step import CompiledStep, TrainState, model_items
 
 Scores = dict[str, float]
+_log = logging.getLogger("tpu_suite")
 
 
 class Evaluation:
@@ -186,17 +188,18 @@ def examining(settings: Settings, checkpoint: str, wait: float = 0.0) -> Iterato
     with run.watched():
         processes.first_process_first(lambda: run.benchmark.num_examples("eval"))
         afford(run.host_bytes("eval"), settings.config)
-        checkpoints = Checkpointer(run.checkpoints_dir, keep=settings.keep_checkpoints, best=None)
+        checkpoints = Checkpointer(str(folder), keep=settings.keep_checkpoints, best=None)
         if wait and checkpoint == "latest":
             next_step(checkpoints, -1, wait)
         choose = functools.partial(checkpoints.choose, checkpoint)
         step, then = checkpoints.read(choose, checkpoints.manifest)
         source = f"{checkpoints.directory}/{step}"
         data = [run.benchmark.identity("eval")]
-        resuming.compare_data(run.programs, run.say, then, source, data)
+        for note in compare_data(run.programs, then, source, data)[1]:
+            _log.info("NOTE %s", note)
         plan = make_plan(settings, run.benchmark, then["num_train_examples"])
         abstract = run.programs.abstract_state(plan)
-        with compiler.watched(run.say):
+        with compiler.watched():
             predict = CompiledStep(run.programs.lower_predict(abstract))
         processes.barrier("waiting for the other hosts to compile")
         yield Examination(run, checkpoints, choose, step, plan, abstract, predict)

@@ -1,4 +1,4 @@
-"""Prefetches batches: copies them to the devices before the step needs them."""
+"""Prefetch to the devices: copies batches there before the step needs them."""
 
 import collections
 import itertools
@@ -15,7 +15,7 @@ from engine import sharding
 
 
 class Feed:
-    """Copies global batches to the devices before the step needs them.
+    """Prefetches global batches, of arrays [b, ...] sharded over all devices.
 
     A host batch that is the same object as the last one (fake data) is not copied again.
 
@@ -25,7 +25,7 @@ class Feed:
     """
 
     def __init__(self, batches: Iterable[dict[str, np.ndarray]], mesh: Mesh, ahead: int = 2):
-        """Reads `batches`, of arrays [h, ...], and keeps `ahead` of them on the devices."""
+        """Reads `batches`, this host's arrays [h, ...]; keeps `ahead` of them on the devices."""
         self.waited = self.copied = self.worked = 0.0
         self._batches = iter(batches)
         self._sharding = sharding.batch_sharding(mesh)

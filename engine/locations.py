@@ -4,15 +4,16 @@ Flags, config keys or the environment name them. A path is local, or gs://BUCKET
 """
 
 import dataclasses
+import logging
 import os
 import re
 import uuid
-from collections.abc import Callable
 
 from etils import epath
 
 from common.errors import CheckpointError, ConfigError, one_line
 
+_log = logging.getLogger("tpu_suite")
 _WORKDIR_VARIABLES = ("TPU_MODEL_DIR", "PS_MODEL_PATH", "MLP_GCS_MODEL_DIR")
 # TensorStore turns a backslash into a slash, and Orbax reads * ? [] as a pattern: checkpoints
 # would seem complete and hold no arrays, or another folder's. Control characters break lines of
@@ -31,35 +32,32 @@ class Keys:
     data_fallback: str = ""  # where the data are if nothing else says it
 
 
-def workdir(flag: str | None, say: Callable[[str], None]) -> str:
-    """The folder for results: --workdir, else the environment.
-
-    `flag` is the value of --workdir. `say` prints a line for the user, here and elsewhere.
-    """
+def workdir(flag: str | None) -> str:
+    """The folder for results: `flag`, the value of --workdir, else the environment."""
     variables = {f"${name}": os.environ.get(name) for name in _WORKDIR_VARIABLES}
     for name, value in {"--workdir": flag, **variables}.items():
         if value:
-            say(f"workdir: {value} (from {name})")
+            _log.info("workdir: %s (from %s)", value, name)
             return check_results_folder(value, name)
     raise ConfigError("where should results go? Give --workdir=DIR or set TPU_MODEL_DIR")
 
 
-def data_dir(config: Keys, say: Callable[[str], None]) -> str:
+def data_dir(config: Keys) -> str:
     """The folder of the data: the config, else the environment, else the recipe's fallback."""
     if config.data_dir:
-        say(f"data: {config.data_dir} (from --config.data_dir or the recipe)")
+        _log.info("data: %s (from --config.data_dir or the recipe)", config.data_dir)
         return check_path(config.data_dir, "--config.data_dir")
     if folder := os.environ.get(config.data_env):
-        say(f"data: {folder} (from ${config.data_env})")
+        _log.info("data: %s (from $%s)", folder, config.data_env)
         return check_path(folder, f"${config.data_env}")
     staged = os.environ.get("TPU_MODEL_DIR", "").rstrip("/") + "/input_data"
     if staged != "/input_data" and epath.Path(staged).exists():
-        say(f"data: {staged} (from $TPU_MODEL_DIR)")
+        _log.info("data: %s (from $TPU_MODEL_DIR)", staged)
         return staged
     if not (fallback := config.data_fallback):
         variable = f" or set {config.data_env}" if config.data_env else ""
         raise ConfigError(f"where are the data? Give --config.data_dir=DIR{variable}")
-    say(
+    _log.info(
         f"data: {fallback}: WARNING: these are random images, accuracy will mean nothing. Set "
         f"--config.data_dir or ${config.data_env} to train on your own"
     )

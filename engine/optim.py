@@ -15,7 +15,6 @@ import optax
 
 from common.errors import ConfigError
 from common.keys import Decay, NotNegative, Positive
-from engine.schedules import Rate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +35,19 @@ class Optimizer:
     # gradient is scaled down to this norm. 0 clips nothing.
     gradient_clip_norm: Annotated[float, "[0, 1e30]"]
     gradient_clip_per_device: bool  # whether the step clips each device's gradient instead
+
+
+@dataclasses.dataclass(frozen=True)
+class Rate:
+    """The learning rate of one run, step (an int or i32[], traced or not) -> rate f32[]."""
+
+    schedule: Callable[..., Any]  # computes the rate of a step, in any float type
+    peak: float  # the highest rate
+    warmup_steps: float  # steps until the peak; not rounded with 'polynomial'
+    decay_steps: float = 0.0  # from the peak to the last rate of 'polynomial'; else 0
+
+    def __call__(self, step: jax.typing.ArrayLike) -> jax.Array:
+        return jnp.asarray(self.schedule(step), jnp.float32)
 
 
 def make(

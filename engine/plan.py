@@ -128,7 +128,7 @@ class Plan:
 
     num_examples: int
     total_steps: int
-    learning_rate: schedules.Rate
+    learning_rate: optim.Rate
     step_settings: StepSettings
     eval_every: Every  # the last step is evaluated in any case
     save_every: Every

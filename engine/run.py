@@ -1,28 +1,21 @@
-"""Run: the opened devices, workdir, log and data of a run; its first or restored state."""
+"""Run: the opened devices, workdir, log and data of a run."""
 
 import contextlib
 import dataclasses
-import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any, Self
 
 import jax
 from etils import epath
 from jax.sharding import Mesh
 
-from benchmarks.base import Benchmark, Identity
+from benchmarks.base import Benchmark
 from common import console
-from common.errors import RESTART, CheckpointError
-from engine import compiler, devices, environment, sharding, step
-from engine.checkpoint import resuming
-from engine.checkpoint.manager import Checkpointer
-from engine.checkpoint.weights import Weights
+from common.errors import RESTART
+from engine import compiler, devices, environment, sharding
 from engine.cluster import guard, hostlog, preemption, processes, watchdog
 from engine.locations import check_folder
-from engine.plan import Plan, Programs, Settings
-from engine.step import TrainState
-
-_log = logging.getLogger("tpu_suite")
+from engine.plan import Programs, Settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,14 +65,6 @@ class Run:
         proportions = self.benchmark.proportions
         return {"metrics": self.metrics, "percent": percent, "proportions": proportions}
 
-    @property
-    def checkpoints_dir(self) -> str:
-        return str(epath.Path(self.settings.workdir) / "checkpoints")
-
-    def say(self, text: str) -> None:
-        """Writes one line to each host's log and to process 0's terminal."""
-        _log.info("%s", text)
-
     def count_examples(self, evaluating: bool) -> int:
         """Opens the data and returns the number of training examples."""
         settings, benchmark = self.settings, self.benchmark
@@ -115,70 +100,6 @@ class Run:
         )
         with contextlib.closing(dog):
             yield
-
-    def facts(
-        self,
-        num_examples: int,
-        metadata: Mapping[str, Any] | None = None,
-        data: Sequence[Identity] = (),
-    ) -> dict[str, Any]:
-        """What the manifest of a checkpoint says about the run.
-
-        Without `metadata` the benchmark gives them, which opens the data. `data` has the identities
-        of the splits.
-        """
-        metadata = self.benchmark.metadata if metadata is None else metadata
-        return {
-            "data": {name: text for split in data for name, text in split.content.items()},
-            "benchmark": self.settings.benchmark,
-            "config": dict(self.settings.config),
-            "recipe": dict(self.settings.origin),
-            "num_train_examples": num_examples,
-            "norm_examples": self.programs.norm_examples,
-            "target_metric": self.metrics[0],
-            "target_metrics": list(self.metrics),
-            **metadata,
-        }
-
-
-def check_start(run: Run, abstract: TrainState) -> Weights | None:
-    """The weights of `config.init_from`, which fit a state with the shapes of `abstract`."""
-    if not run.settings.init_from:
-        run.programs.check_random_start()
-        return None
-    weights, adoption = resuming.read_weights(run.programs, abstract)
-    if not run.settings.mlperf.format:  # its clock runs before the data are touched
-        resuming.check_origin(run.programs, run.say, weights, adoption)
-    return weights
-
-
-def first_state(run: Run, plan: Plan, weights: Weights | None = None) -> tuple[TrainState, str]:
-    """(the state before the first step, the checkpoint that its weights are from or "").
-
-    With `config.init_from` it has the `weights` that `check_start` returned; without them, it reads
-    them.
-    """
-    state = run.programs.initial_state(plan)
-    if run.settings.init_from:
-        weights = weights or resuming.read_weights(run.programs, state)[0]
-        state = resuming.adopt_weights(run.programs, run.say, plan.step_settings, state, weights)
-        return state, weights.source
-    if note := run.settings.lacks_weights:
-        run.say(f"NOTE {note}")
-    return state, ""
-
-
-def restore_state(
-    checkpoints: Checkpointer, number: int, state: TrainState, totals: Any
-) -> tuple[TrainState, Any]:
-    """(state, totals) of the checkpoint of a step, for ShapeDtypeStructs of both."""
-    items = checkpoints.restore(number, step.checkpoint_items(state, totals))
-    totals = items["optimizer"].pop("totals")
-    restored = TrainState(**items["optimizer"], **items["model"])
-    if (inside := int(restored.step)) != number:
-        folder = f"{checkpoints.directory}/{number}"
-        raise CheckpointError(f"{folder} holds step {inside}; delete it to go on before it")
-    return restored, totals
 
 
 def _note_progress(text: str) -> None:

@@ -16,6 +16,7 @@ import optax
 from common.errors import ConfigError
 from common.keys import Count, NotNegative, Positive
 from engine.cadence import list_to_steps, to_steps
+from engine.optim import Rate
 
 _LONGEST_WARMUP = 1_000_000  # steps; a trial of few steps may end long before its warm-up does
 
@@ -49,19 +50,6 @@ class Schedule:
     decay_steps: str
     end_learning_rate: NotNegative  # the final rate E of 'polynomial'
     polynomial_power: Positive  # the power p of 'polynomial'
-
-
-@dataclasses.dataclass(frozen=True)
-class Rate:
-    """The learning rate of one run, step (an int or i32[], traced or not) -> rate f32[]."""
-
-    schedule: Callable[..., Any]  # computes the rate of a step, in any float type
-    peak: float  # the highest rate
-    warmup_steps: float  # steps until the peak; not rounded with 'polynomial'
-    decay_steps: float = 0.0  # from the peak to the last rate of 'polynomial'; else 0
-
-    def __call__(self, step: jax.typing.ArrayLike) -> jax.Array:
-        return jnp.asarray(self.schedule(step), jnp.float32)
 
 
 def make(settings: Schedule, *, batch_size: int, train_steps: int, num_examples: int) -> Rate:

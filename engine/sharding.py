@@ -1,8 +1,8 @@
 """Arranges the devices as a mesh, shards arrays over it, and shares values between the hosts.
 
-A span of BatchNorm's statistics may be a number of devices, or a part of the images of a forward
-pass: config.bn_span='64/4096' is as many devices as have 64 of the 4096 images (cross-replica
-BatchNorm).
+The second axis of the mesh is the group of cross-replica (synchronised) BatchNorm, which other
+programs name by the `axis_index_groups` of `jax.lax.pmean`. Its size, config.bn_span, is a number
+of devices, or '64/4096', as many devices as have 64 of the 4096 images of a forward pass.
 """
 
 import json
@@ -20,14 +20,14 @@ from common.errors import DeviceError
 
 
 def make(axes: tuple[str, str], span: int | str, devices: Sequence[Any] | None = None) -> Mesh:
-    """Arranges devices as a mesh (devices / group, group); a group shares BatchNorm's statistics.
+    """Arranges devices as a mesh (devices / group, group); a group shares cross-replica BatchNorm.
 
     `span` gives the size of a group, see `group_size`. Without `devices` it takes all of the run.
     """
     count = jax.device_count() if devices is None else len(devices)
     group = group_size(span, count)
-    kinds = (AxisType.Auto,) * 2  # since jax 0.9 the default is Explicit
-    return jax.make_mesh((count // group, group), axes, axis_types=kinds, devices=devices)
+    types = (AxisType.Auto,) * 2
+    return jax.make_mesh((count // group, group), axes, axis_types=types, devices=devices)
 
 
 def group_size(span: int | str, count: int) -> int:
@@ -74,13 +74,13 @@ def check_image_span(span: str, batch_size: int, parts: int) -> None:
     A global batch of `batch_size` has `parts` micro-batches, each of which is one forward pass.
     """
     images, total = _parse_image_span(span)
-    rest = batch_size // max(1, parts)
-    if total != rest > 0 and rest * parts == batch_size:  # else `check_batch` refuses it
+    per_pass = batch_size // max(1, parts)
+    if total != per_pass > 0 and per_pass * parts == batch_size:  # else `check_batch` refuses it
         micro = f" / {parts} micro-batches" if parts > 1 else ""
-        nearest = max(n for n in range(1, min(images, rest) + 1) if rest % n == 0)
+        nearest = max(n for n in range(1, min(images, per_pass) + 1) if per_pass % n == 0)
         raise DeviceError(
             f"config.bn_span={span} is a part of {total} images, but a forward pass has "
-            f"{batch_size}{micro}: write {nearest}/{rest}"
+            f"{batch_size}{micro}: write {nearest}/{per_pass}"
         )
 
 

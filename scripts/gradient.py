@@ -176,7 +176,7 @@ def finish(request: Request) -> int:
 
 def metadata(workdir: str) -> dict[str, Any]:
     """The scores of the best and of the last evaluation of a run, in Gradient's format."""
-    from engine.checkpoint.manager import Checkpointer  # imports jax, which `main` precedes
+    from engine.checkpoint.checkpointer import Checkpointer  # imports jax, which `main` precedes
     from engine.report.history import History
 
     checkpoints = Checkpointer(f"{workdir}/checkpoints", keep=1, best=None)

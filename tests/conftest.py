@@ -5,6 +5,7 @@ import importlib
 import importlib.metadata
 import json
 import logging
+import logging.handlers
 import os
 import pathlib
 import sys
@@ -243,7 +244,8 @@ def untrained_run(tmp_path_factory, tiny_records):
     """The workdir of a ResNet for 4 classes with averages, whose step 4 has its first weights."""
     import jax.numpy as jnp
 
-    from engine.checkpoint.manager import Checkpointer
+    from engine.checkpoint.checkpointer import Checkpointer
+    from engine.checkpoint.manifest import describe_run
     from engine.plan import make_plan, read_settings
     from engine.run import Run
     from engine.step import checkpoint_items
@@ -254,8 +256,8 @@ def untrained_run(tmp_path_factory, tiny_records):
     plan = make_plan(settings, run.benchmark, 90)
     state = run.programs.initial_state(plan)._replace(step=jnp.int32(4))
     totals = run.programs.zeros(run.programs.abstract_totals(state))()
-    checkpoints = Checkpointer(run.checkpoints_dir, keep=1, best=lambda: None)
-    checkpoints.save(4, **checkpoint_items(state, totals), facts=run.facts(90))
+    checkpoints = Checkpointer(f"{run.settings.workdir}/checkpoints", keep=1, best=lambda: None)
+    checkpoints.save(4, **checkpoint_items(state, totals), manifest=describe_run(run.programs, 90))
     checkpoints.close()
     return workdir
 
@@ -281,10 +283,16 @@ def resolved(config, workdir="", mode="train_and_eval", given=()):
     from common import keys
     from engine.recipe import Recipe
 
-    said: list[str] = []
     recipe = Recipe("", config.lock(), keys.flat(config), given)
-    settings = configuration.resolve(recipe, mode, str(workdir), said.append)
-    return settings, [line.removeprefix("NOTE ") for line in said if line.startswith("NOTE ")]
+    log, handler = logging.getLogger("tpu_suite"), logging.handlers.BufferingHandler(1000)
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    settings = configuration.resolve(recipe, mode, str(workdir))
+    log.setLevel(level)
+    log.removeHandler(handler)
+    lines = [record.getMessage() for record in handler.buffer]
+    return settings, [line.removeprefix("NOTE ") for line in lines if line.startswith("NOTE ")]
 
 
 def adopt_values(config, source, whole=False):

@@ -42,7 +42,7 @@ EXCEPTIONS = {  # file: what it may import besides, and why
     "engine/checkpoint/model_source.py": r"configs\._loop",  # the folder of compiled programs
 }
 ONLY_IN = {
-    "orbax": ["engine/checkpoint/manager.py"],
+    "orbax": ["engine/checkpoint/checkpointer.py"],
     "clu": ["engine/report/writers.py"],
     # mllog; the checkers
     "mlperf_logging": ["engine/mlperf.py", "scripts/mlperf/check.py"],

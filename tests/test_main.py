@@ -189,30 +189,31 @@ def test_a_failed_write_is_one_line_and_its_details_are_in_the_log(tiny_ratings,
     assert "Traceback" in (tmp_path / "run" / "hosts" / "host-000.log").read_text()
 
 
-def test_environment_names_the_folders(monkeypatch, tmp_path, capsys):
+def test_environment_names_the_folders(monkeypatch, tmp_path, caplog):
+    caplog.set_level("INFO", logger="tpu_suite")
     from configs import resnet50
 
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     config = keys.read_config(locations.Keys, resnet50.get_config())
     with pytest.raises(UserError, match="--workdir=DIR"):
-        locations.workdir(None, print)
-    assert locations.data_dir(config, print) == "gs://cloud-tpu-test-datasets/fake_imagenet"
-    assert "WARNING" in capsys.readouterr().out
+        locations.workdir(None)
+    assert locations.data_dir(config) == "gs://cloud-tpu-test-datasets/fake_imagenet"
+    assert "WARNING" in caplog.text
     monkeypatch.setenv("MLP_GCS_MODEL_DIR", "gs://b/mlp")
-    assert locations.workdir(None, print) == "gs://b/mlp"
+    assert locations.workdir(None) == "gs://b/mlp"
     monkeypatch.setenv("PS_MODEL_PATH", "/artifacts")
-    assert locations.workdir(None, print) == "/artifacts"
+    assert locations.workdir(None) == "/artifacts"
     monkeypatch.setenv("TPU_MODEL_DIR", f"{tmp_path}/")
-    assert locations.workdir(None, print) == str(tmp_path)
-    assert locations.workdir("gs://b/flag", print) == "gs://b/flag"
-    assert locations.data_dir(config, print) == config.data_fallback
+    assert locations.workdir(None) == str(tmp_path)
+    assert locations.workdir("gs://b/flag") == "gs://b/flag"
+    assert locations.data_dir(config) == config.data_fallback
     (tmp_path / "input_data").mkdir()
-    assert locations.data_dir(config, print) == f"{tmp_path}/input_data"
+    assert locations.data_dir(config) == f"{tmp_path}/input_data"
     monkeypatch.setenv("MLP_PATH_GCS_IMAGENET", "gs://b/imagenet")
-    assert locations.data_dir(config, print) == "gs://b/imagenet"
+    assert locations.data_dir(config) == "gs://b/imagenet"
     config = dataclasses.replace(config, data_dir="mine")
-    assert locations.data_dir(config, print) == "mine"
+    assert locations.data_dir(config) == "mine"
 
 
 @pytest.fixture(scope="module")
@@ -290,7 +291,7 @@ PHASES = {
     "imports": "",
     "the workdir": "engine.run check_folder",
     "counting": "common.data.files find",
-    "restoring": "engine.checkpoint.manager:Checkpointer restore",
+    "restoring": "engine.checkpoint.checkpointer:Checkpointer restore",
 }
 
 STOPPED = """

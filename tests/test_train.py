@@ -20,7 +20,7 @@ import train
 from benchmarks.resnet import ImageClassifier
 from commands import evaluating
 from common.errors import RESTART, CheckpointError, DataError, UserError
-from engine.checkpoint import saving
+from engine.checkpoint.saver import Diverged, Position
 from engine.cluster import guard, preemption, processes
 from engine.plan import read_settings
 from engine.report.history import History
@@ -97,10 +97,10 @@ def stop_at_batch(monkeypatch, method, number, signum=signal.SIGTERM, of: Any = 
 # The loop and its parts, without a run.
 
 
-def at(step: int, totals: Any = 0) -> saving.Position:
+def at(step: int, totals: Any = 0) -> Position:
     """A position whose state is the number of steps."""
     state: Any = step
-    return saving.Position(step, state, totals)
+    return Position(step, state, totals)
 
 
 class Stopped(Exception):
@@ -368,7 +368,7 @@ def test_the_batch_of_a_step_that_is_not_finite_is_named(tiny_records, tmp_path,
 
     monkeypatch.setattr(ImageClassifier, "loss", poison)
     workdir = str(tmp_path / "run")
-    with pytest.raises(saving.Diverged) as caught:
+    with pytest.raises(Diverged) as caught:
         train.train_and_evaluate(read_settings(config, workdir))
     message = str(caught.value)
     assert f"step {BAD} is not finite (nan or inf), its examples are " in message

@@ -22,9 +22,8 @@ from commands.export.formats import DEFAULTS, PATHS, files_in
 from common.data import files
 from common.data.shards import tensorflow
 from common.errors import ConfigError, OutputError, one_line, parse_json, visible
-from engine import locations
-from engine.checkpoint import manifest as manifests
-from engine.checkpoint import model_source, resuming
+from engine import environment, locations
+from engine.checkpoint import model_source
 
 _LIST = "export.json"  # a folder that has it is an export
 
@@ -47,7 +46,7 @@ def run(
     jax.config.update("jax_traceback_in_locations_limit", 0)  # no paths of this machine
     chosen = choose(formats or ",".join(DEFAULTS))
     model = model_source.load(path, checkpoint)
-    resuming.check_data(model, accept_other_data, print)
+    model.check_data(accept_other_data)
     out = locations.check_results_folder(out or f"{model.workdir}/export", "--out")
     replaces = _is_taken(out, overwrite)
     locations.check_folder(out, "--out")
@@ -107,7 +106,7 @@ def _list(
         "labels": list(labels),
         "formats": rows,
         "files": [os.path.relpath(path, folder) for path in files_in(folder)],
-        "versions": manifests.versions(),
+        "versions": environment.versions(),
     }
     pathlib.Path(folder, _LIST).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 

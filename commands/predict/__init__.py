@@ -10,11 +10,11 @@ import jax
 from benchmarks.uses import Boxes, Classes, Items, Sentences, Uses
 from commands.predict import boxes, classes, items, sentences
 from commands.predict.model import Request
-from commands.predict.outputs import check_output, say
+from commands.predict.outputs import check_output
 from common.errors import ConfigError
 from common.images import photos
 from engine import compiler, devices, environment, locations
-from engine.checkpoint import model_source, resuming
+from engine.checkpoint import model_source
 from engine.checkpoint.model_source import Model
 
 
@@ -48,7 +48,6 @@ def run(request: Request) -> int:
         "--workdir" if request.recipe is None else "--model",
         request.recipe,
         request.keys,
-        say,
     )
     uses = model.benchmark.uses
     kind = next((kind for use, kind in KINDS.items() if isinstance(uses, use)), None)
@@ -83,7 +82,7 @@ def prepare(model: Model, accept_other_data: bool, checks_data: bool = True, **k
         keys["data_dir"] = locations.check_path(keys["data_dir"], "--data_dir")
     model = model.changed(**keys) if keys else model
     if checks_data:
-        resuming.check_data(model, accept_other_data, say)
+        model.check_data(accept_other_data)
     devices.check_platform()
     compiler.use_cache(model.config.compilation_cache)
     return model.in_float32() if jax.default_backend() == "cpu" else model

@@ -10,8 +10,8 @@ from benchmarks.base import Benchmark
 from benchmarks.uses import Exhibit
 from common.errors import DataError
 from engine.checkpoint import model_source
-from engine.checkpoint.manager import Checkpointer
-from engine.checkpoint.resuming import OtherData
+from engine.checkpoint.checkpointer import Checkpointer
+from engine.checkpoint.manifest import OtherData
 from engine.evaluate import begin_evaluation, examining, exhibits
 from engine.plan import Settings, make_plan
 from engine.report.history import History

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from common import console, limits, pools
 from common.data.shards import tensorflow
-from common.errors import UserError, one_line
+from common.errors import INVALID, UserError, one_line
 from common.images import photos
 
 SUFFIXES = (".jpeg", ".jpg", ".png")
@@ -30,7 +30,7 @@ class SourceError(UserError):
     """The input cannot be used; the message names the file and the fix."""
 
     def __init__(self, message: str):
-        super().__init__(message, code=2)
+        super().__init__(message, code=INVALID)
 
 
 class File(NamedTuple):

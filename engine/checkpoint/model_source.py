@@ -12,9 +12,10 @@ A path is local or gs://. It means, in this order:
 import contextlib
 import dataclasses
 import functools
+import logging
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 import ml_collections
@@ -24,13 +25,33 @@ from etils import epath
 import benchmarks
 from benchmarks.base import Benchmark
 from common import foreign
-from common.errors import CheckpointError, ConfigError, parse_json
+from common.errors import CheckpointError, ConfigError, DataError, parse_json
 from configs import _loop
 from engine import locations
-from engine.checkpoint.manager import Checkpointer
-from engine.checkpoint.manifest import check_manifest
-from engine.checkpoint.weights import Weights, read_step
+from engine.checkpoint import manifest as manifests
+from engine.checkpoint.checkpointer import Checkpointer
 from engine.plan import Settings, read_settings
+
+_log = logging.getLogger("tpu_suite")
+
+
+class Weights(NamedTuple):
+    """The weights of a checkpoint as NumPy arrays: their average where the run kept one."""
+
+    source: str  # the folder of the checkpoint
+    params: Any
+    model_state: Any
+
+
+def read_step(checkpoints: Checkpointer, step: int) -> Weights:
+    """Reads the weights of one step."""
+    description = checkpoints.manifest(step)["tree"]["model"]
+    model = {"params": {}, "model_state": {}, "ema": {}} | manifests.placeholders(description)
+    if model["ema"]:
+        model["ema"] = {"model_state": {}} | model["ema"]
+    model = checkpoints.restore(step, {"model": model})["model"]
+    weights, source = model["ema"] or model, f"{checkpoints.directory}/{step}"
+    return Weights(source, weights["params"], weights["model_state"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +67,7 @@ class Model:
     source: str
     step: int  # the training step after which it was written; 0 for a file
     config: Any  # the run's config, locked; `config.benchmark` says what the model is for
-    # What `engine.run.Run.facts` wrote; "tree", "checksums" and "versions", which a file lacks.
-    manifest: dict[str, Any]
+    manifest: dict[str, Any]  # with the keys of `Manifest`; a file has no arrays' descriptions
     _read: Callable[[], tuple[int, Weights]]  # the step, and its arrays
 
     @functools.cached_property
@@ -65,6 +85,24 @@ class Model:
         for x in jax.tree.leaves((self.params, self.model_state)):
             if not np.isfinite(x.astype(np.float32)).all():
                 raise CheckpointError(f"{self.source}: weights are not finite; the run diverged")
+
+    def check_data(self, accepted: bool) -> None:
+        """Raises OtherData if the model and its data have different classes, unless `accepted`.
+
+        It reads one small file; if that is on gs:// and the model is not, it reads nothing. An
+        imported model has other names than its data.
+        """
+        folder = self.config.get("data_dir", "")
+        if "imported" in self.manifest or ("://" in folder and "://" not in self.source):
+            return
+        try:
+            lines = manifests.other_meaning(self.manifest, self.benchmark.uses.data_meaning())
+        except DataError as error:
+            _log.info("NOTE the data cannot be compared with the model's: %s", error)
+            return
+        flag = "" if accepted else "--accept_other_data"
+        for note in manifests.refuse_other_data(lines, self.source, flag):
+            _log.info("NOTE %s", note)
 
     def changed(self, **values: Any) -> Self:
         """The same model with other values of its config, such as data_dir."""
@@ -99,7 +137,7 @@ def load(
     flag: str = "--workdir",
     recipe: Any = None,
     keys: Mapping[str, Any] | None = None,
-    say: Callable[[str], None] = print,
+    quiet: bool = False,
 ) -> Model:
     """Opens a trained model; UserError if there is none, or it cannot be used.
 
@@ -108,7 +146,7 @@ def load(
       checkpoint: which one of a workdir: "latest", "best" (in the run's evaluations) or a step.
       recipe: a config for the keys that another library's weights do not decide.
       keys: values that the user has given to some of its keys.
-      say: prints a line for the user: what such weights do not say, and what is assumed.
+      quiet: whether the log has no note of what such weights do not say, and what is assumed.
     """
     path, file = find(path, flag, recipe is not None)
     if not file:
@@ -130,8 +168,8 @@ def load(
     values, remarks = benchmarks.adopted_values(config, file, keys, whole=True)
     with config.unlocked():
         config.update(values)
-    for note in remarks:
-        say(f"NOTE {note}")
+    for note in () if quiet else remarks:
+        _log.info("NOTE %s", note)
     imported = benchmarks.load(config.lock(), "").uses.read_foreign(file)
     assert imported is not None  # `adopted_values` refuses what the benchmark cannot read
     if "head" not in imported.params:
@@ -156,12 +194,12 @@ def find(path: str, flag: str, files: bool = True) -> tuple[str, str]:
     return path, foreign.find(path, flag) if files else ""
 
 
-def init_from(config: Any, say: Callable[[str], None]) -> str:
+def init_from(config: Any) -> str:
     """The model whose weights the run begins with: the config, else the environment, else ""."""
     path, source = config.init_from, "--config.init_from"
     if not path and (path := os.environ.get(config.init_env, "")):
         source = f"${config.init_env}"
-        say(f"initial weights: {path} (from {source})")
+        _log.info("initial weights: %s (from %s)", path, source)
     is_name = path.startswith(foreign.NAMES)
     return foreign.fetch(path, source)[0] if is_name else locations.check_path(path, source)
 
@@ -232,7 +270,7 @@ def peek(path: str) -> dict[str, Any] | None:
         tried = number
         with contextlib.suppress(Exception):
             manifest = parse_json((folder / str(number) / "manifest/metadata").read_bytes())
-            check_manifest(manifest)
+            manifests.check_manifest(manifest)
             return manifest if {"benchmark", "config"} <= manifest.keys() else None
 
 

@@ -15,7 +15,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from common import locks
-from common.errors import RESTART, ConfigError
+from common.errors import FAILED, RESTART, ConfigError
 from engine import sharding
 from engine.cluster import preemption, processes
 
@@ -76,7 +76,7 @@ class Guard:
                 str(epath.Path(workdir) / "run.lock"),
                 f"trains in {workdir}",
                 "use another --workdir",
-                lost=lambda message: processes.fail(message, 1),
+                lost=lambda message: processes.fail(message, FAILED),
                 say=_log.info,
             )
         self._memory_used, self._memory_time = 0.0, -_MEMORY_PERIOD

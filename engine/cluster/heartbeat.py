@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Self
 
-from common.errors import RESTART, HostError, one_line, parse_json, visible
+from common.errors import FAILED, RESTART, HostError, one_line, parse_json, visible
 from engine.cluster import watchdog
 from engine.cluster.hosts import ProcessGroup
 
@@ -211,7 +211,7 @@ class Heartbeat:
             if self._refused.get(address) != reason:
                 self._refused[address] = reason
                 _log.warning("WARNING ignored %s, which tried to join: %s", address, reason)
-            peer.send(end=f"{self._me} refuses this process: {reason}", code=1)
+            peer.send(end=f"{self._me} refuses this process: {reason}", code=FAILED)
             writer.close()
 
     def _admit(self, host: Host, peer: Peer) -> str:

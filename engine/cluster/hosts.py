@@ -6,13 +6,13 @@ On Google's cloud a VM's metadata server knows the slice, and it says when the V
 import contextlib
 import dataclasses
 import http.client
+import logging
 import os
 import re
 import signal
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
 
 from jax._src import clusters  # jax.distributed.initialize does not tell what it finds
 
@@ -21,8 +21,8 @@ from common.errors import HostError, one_line
 from engine.cluster import preemption
 from engine.devices import tpu_chips
 
-# jax 0.8.1 moved its default to a port that Google's firewall rule does not open.
-_PORT = "8476"
+_log = logging.getLogger("tpu_suite")
+_PORT = "8476"  # of jax before 0.8.1; Google's firewall rule does not open the later one
 _NOTICE_PERIOD = 5.0  # seconds between two looks for a notice of preemption
 _LAUNCHERS = clusters.OmpiCluster, clusters.SlurmCluster
 _LAUNCHED = re.compile(  # the variables of launchers that `_launched` reads
@@ -43,16 +43,13 @@ class ProcessGroup:
 
 
 def find(
-    coordinator: str = "",
-    num_processes: int = 0,
-    process_id: int = -1,
-    say: Callable[[str], None] = print,
+    coordinator: str = "", num_processes: int = 0, process_id: int = -1
 ) -> ProcessGroup | None:
     """Finds the processes of this run; None if this one runs alone.
 
     `coordinator` is "host:port" of process 0. A missing value ("", 0, -1) is read from
     $JAX_COORDINATOR_ADDRESS, $JAX_NUM_PROCESSES or $JAX_PROCESS_ID. Without any, the environment of
-    a TPU slice or of a launcher counts; `say` gets what was guessed from the latter.
+    a TPU slice or of a launcher counts; what was guessed from the latter is logged.
     """
     address = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS", "")
     count = str(num_processes or os.environ.get("JAX_NUM_PROCESSES", ""))
@@ -61,7 +58,7 @@ def find(
     if count == "1":
         return None
     if not any(values.values()):
-        if (group := _on_tpu()) or not (launched := _launched(say)):
+        if (group := _on_tpu()) or not (launched := _launched()):
             return group
         address, count, index = launched
     elif missing := [name for name, value in values.items() if not value]:
@@ -88,7 +85,7 @@ def _is_address(text: str) -> bool:
     return bool(is_host) and port.isdecimal() and 0 < int(port) < 65536
 
 
-def _launched(say: Callable[[str], None]) -> tuple[str, str, str] | None:
+def _launched() -> tuple[str, str, str] | None:
     """(address of process 0, count, index) where a launcher has started several processes."""
     env, port = os.environ, os.environ.get("JAX_COORDINATOR_PORT")
     names = "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"
@@ -116,14 +113,14 @@ def _launched(say: Callable[[str], None]) -> tuple[str, str, str] | None:
         given = [f"{name}={value}" for name, value in env.items() if _LAUNCHED.fullmatch(name)]
         count, why = "1", f" ({', '.join(given)}: {one_line(error)})"
     if count == "1":
-        say(
+        _log.info(
             f"NOTE {sizes[0]}, but this process trains alone{why}. If several are to train "
             "together, start them with srun or torchrun, or give each --coordinator, "
             "--num_processes and --process_id"
         )
         return None
     if index == "0":
-        say(
+        _log.info(
             f"NOTE {sizes[0]}: {count} processes train together, and meet at {address}; with "
             "--num_processes=1 each trains alone"
         )
@@ -156,8 +153,8 @@ def _on_tpu() -> ProcessGroup | None:
     if not (port.isdecimal() and 0 < int(port) < 65536):
         raise HostError(f"JAX_COORDINATOR_PORT={port}: must be from 1 to 65535, such as {_PORT}")
     index = int(environment.get("MEGASCALE_SLICE_ID") or 0) * len(names) + int(worker or 0)
-    known = tuple(names) if slices == 1 else ()
-    return ProcessGroup(f"{first}:{port}", len(names) * slices, index, known)
+    hosts = tuple(names) if slices == 1 else ()
+    return ProcessGroup(f"{first}:{port}", len(names) * slices, index, hosts)
 
 
 def _attribute(name: str) -> str:

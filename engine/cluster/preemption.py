@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 from common import entry
+from common.errors import INTERRUPTED, TERMINATED
 
 _TICK = 1.0  # seconds for the main thread to come to a safe point, where it asks
 _GRACE = 3.0  # seconds for the main thread to end by itself
@@ -40,7 +41,7 @@ class Preempted(BaseException):
 
     def __init__(self, signum: int, agreed: bool = False):
         super().__init__(f"stopped by {signal.Signals(signum).name}")
-        self.code = 128 + (signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM)
+        self.code = INTERRUPTED if signum == signal.SIGINT else TERMINATED
         self.agreed = agreed
 
 

@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 import jax
 
 from common import entry, keys
-from common.errors import RESTART, HostError, UserError, is_of_files, one_line
-from engine.checkpoint import manifest
+from common.errors import FAILED, RESTART, HostError, UserError, is_of_files, one_line
+from engine import environment
 from engine.cluster import preemption, watchdog
 from engine.cluster.heartbeat import Heartbeat
 from engine.cluster.hostlog import HostLog
@@ -66,8 +66,8 @@ def join(group: ProcessGroup, facts: dict[str, Any], wait: float, silence: float
 
 def run_facts(recipe: Mapping[str, Any]) -> dict[str, str]:
     """What all hosts must share: the configuration, the libraries' versions and the commit."""
-    facts = {"Python": platform.python_version(), "the program's commit": manifest.commit()}
-    facts |= {f"the version of {name}": text for name, text in manifest.versions().items()}
+    facts = {"Python": platform.python_version(), "the program's commit": environment.commit()}
+    facts |= {f"the version of {name}": text for name, text in environment.versions().items()}
     return facts | {f"config.{key}": str(value) for key, value in keys.flat(recipe).items()}
 
 
@@ -136,8 +136,8 @@ def fail(message: str, code: int) -> NoReturn:
         with contextlib.suppress(Exception):
             if _last_words is not None:
                 _last_words()
-        kind = "ERROR: " if code < 128 else ""
-        line = f"{kind}{message}{f'; exit code {code}' if code != 1 else ''}"
+        number = f"; exit code {code}" if code != FAILED else ""
+        line = f"{'ERROR: ' if code < 128 else ''}{message}{number}"
         with contextlib.suppress(Exception):  # the terminal may be gone
             print(line, file=sys.stderr, flush=True)
         record = logging.LogRecord("tpu_suite", logging.ERROR, "", 0, "%s", (line,), None)
@@ -163,10 +163,10 @@ def fail_with(error: Exception) -> None:
     elif isinstance(error, UserError):
         fail(str(error), RESTART if watchdog.is_no_answer(error) else error.code)
     elif is_of_files(error):
-        fail(one_line(error), RESTART if watchdog.is_no_answer(error) else 1)
+        fail(one_line(error), RESTART if watchdog.is_no_answer(error) else FAILED)
     elif _heartbeat:
         traceback.print_exc()
-        fail(f"{type(error).__name__}: {one_line(error)}", 1)
+        fail(f"{type(error).__name__}: {one_line(error)}", FAILED)
 
 
 def _lost_host_may_explain(error: BaseException | None) -> bool:

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from common.console import hms
-from engine.forecast import hlo, kernels
+from engine.forecast import kernels
+from engine.forecast.program import Program
 from engine.forecast.topology import Topology, machines
 
 NOTE = """\
@@ -28,55 +29,6 @@ _GIB = 2.0**30
 _INPUT_SHARE = 0.75
 # Examples per second of CPU time, by the setting that has this rate.
 InputRates = Mapping[str, float]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Program(hlo.Cost):
-    """What the compiler says of one step, for one run on one device; sizes are bytes of HBM."""
-
-    arguments: int  # with the outputs that replace them
-    outputs: int  # further results
-    temporaries: int
-    code: int
-    flops: float  # by XLA's cost analysis
-    traffic: float  # bytes read and written, by XLA's cost analysis
-    seconds: float  # that compiling took
-
-    @property
-    def memory(self) -> int:
-        """All the HBM that a run of it takes, in bytes."""
-        return self.arguments + self.outputs + self.temporaries + self.code
-
-
-def combine(programs: Sequence[Program], steps: Sequence[int] = ()) -> Program:
-    """One step, compiled for each shape of its batches, as one program.
-
-    Memory and collectives come from the shape that takes the most memory. Time, FLOPs and traffic
-    are the mean over the shapes: each counts as often as it has `steps`; () counts all equally.
-    """
-    counts = steps or [1] * len(programs)
-    shares = [count / sum(counts) for count in counts]
-
-    def mean(name: str) -> float:
-        values = (getattr(program, name) for program in programs)
-        return sum(share * value for share, value in zip(shares, values, strict=True))
-
-    names: dict[str, tuple[int, int]] = {}
-    for share, program in zip(shares, programs, strict=True):
-        for name, (cycles, products) in program.names.items():
-            before = names.get(name, (0, 0))
-            names[name] = before[0] + round(share * cycles), before[1] + round(share * products)
-    return dataclasses.replace(
-        max(programs, key=lambda program: program.memory),
-        names=names,
-        cycles=round(mean("cycles")),
-        moved=round(mean("moved")),
-        flops=mean("flops"),
-        traffic=mean("traffic"),
-        loops=max(program.loops for program in programs),
-        unknown_loops=max(program.unknown_loops for program in programs),
-        seconds=sum(program.seconds for program in programs),
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,12 +101,12 @@ def row(outcome: Outcome, price: float | None = None) -> dict[str, Any]:
         "memory_of_evaluation": predict.memory,
         "collectives": {k: {"count": n, "bytes": b} for k, (n, b) in train.collectives.items()},
         "unknown_loops": train.unknown_loops + predict.unknown_loops,
-        "kernel_notes": kernels.notes(train.kernels, chip.clock),
-        "compile_seconds": train.seconds + predict.seconds,
+        "kernel_notes": kernels.notes(train.kernels, chip),
+        "compile_seconds": train.compile_seconds + predict.compile_seconds,
     }
     numbers |= _speed(topology, job, train)
     step = numbers["step_seconds"]
-    evaluation = math.ceil(job.eval_examples / job.eval_batch) * predict.cycles / chip.clock
+    evaluation = chip.seconds(math.ceil(job.eval_examples / job.eval_batch) * predict.cycles)
     run = job.steps * step + job.evaluations * evaluation
     hours = topology.chips * run / 3600
     numbers |= {
@@ -174,7 +126,7 @@ def row(outcome: Outcome, price: float | None = None) -> dict[str, Any]:
 
 
 def _stage(stage: Stage, job: Job, topology: Topology, price: float) -> dict[str, Any]:
-    seconds = stage.program.cycles / topology.chip.clock
+    seconds = topology.chip.seconds(stage.program.cycles)
     hours = topology.chips * stage.steps * seconds / 3600
     return {
         "name": stage.name,
@@ -191,7 +143,7 @@ def _stage(stage: Stage, job: Job, topology: Topology, price: float) -> dict[str
 def _speed(topology: Topology, job: Job, train: Program) -> dict[str, Any]:
     """The time of a step, its FLOPs and bytes, and which of the two need longer at their peak."""
     chip = topology.chip
-    seconds = train.cycles / chip.clock
+    seconds = chip.seconds(train.cycles)
     peak, bandwidth = chip.peak / chip.devices, chip.bandwidth / chip.devices
     # Backward costs twice what forward does: a gradient by the input and one by the weights.
     model = None if job.forward_flops is None else 3 * job.forward_flops * job.batch
@@ -302,7 +254,7 @@ def _speed_cells(r: dict[str, Any], unit: str) -> dict[str, str]:
     flops, moved = (value and value * r["devices"] for value in per_device)
     least = r.get("bound_seconds")
     collectives = [
-        f"{c['count']} {kind} {c['bytes'] / 1e6:.1f} MB" for kind, c in r["collectives"].items()
+        f"{c['count']} {name} {c['bytes'] / 1e6:.1f} MB" for name, c in r["collectives"].items()
     ]
     return {
         "slice": r["slice"],

@@ -31,14 +31,14 @@ def _flops(jaxpr: Any, examples: int) -> int | None:
         parts = [_flops(part, examples) for part in jax.extend.core.jaxprs_in_params(parameters)]
         if name == "while" or None in parts:
             return None
-        known = [part for part in parts if part is not None]
+        counts = [part for part in parts if part is not None]
         platforms = parameters.get("branches_platforms")
         if platforms and None in platforms:  # the definition; the others are for some hardware
-            total += known[platforms.index(None)]
+            total += counts[platforms.index(None)]
         elif name == "cond":
-            total += max(known)
+            total += max(counts)
         else:
-            total += sum(known) * parameters.get("length", 1) if name == "scan" else sum(known)
+            total += sum(counts) * parameters.get("length", 1) if name == "scan" else sum(counts)
         out: Any = equation.outvars[0].aval if equation.outvars else None
         if name not in ("dot_general", "conv_general_dilated") or math.prod(out.shape) % examples:
             continue

@@ -112,17 +112,17 @@ Computation = Mapping[str, Instruction]  # by name, in the order of the text
 
 def parse_computations(text: str) -> tuple[dict[str, dict[str, Instruction]], str | None]:
     """All computations by name, and the name of the entry."""
-    found: dict[str, dict[str, Instruction]] = {}
+    computations: dict[str, dict[str, Instruction]] = {}
     entry, current = None, {}
     for line in text.splitlines():
         if header := _HEADER.match(line):
-            current = found[header[2]] = {}
+            current = computations[header[2]] = {}
             entry = header[2] if header[1] else entry
         elif match := _INSTRUCTION.match(line):
-            root, name, shape, opcode, rest = match.groups()
-            operands = tuple(_OPERAND.findall(_until_closed(rest)))
+            root, name, shape, opcode, tail = match.groups()
+            operands = tuple(_OPERAND.findall(_until_closed(tail)))
             current[name] = Instruction(name, opcode, shape, line, operands, bool(root))
-    return found, entry
+    return computations, entry
 
 
 def _until_closed(text: str) -> str:
@@ -155,7 +155,7 @@ class Cost:
     """What one device does in one run of a program."""
 
     cycles: int  # sum of the compiler's estimates, loops multiplied by their trips
-    collectives: dict[str, tuple[int, int]]  # kind: (how many, bytes of results) in all branches
+    collectives: dict[str, tuple[int, int]]  # opcode: (how many, bytes of results) in all branches
     loops: int  # how many there are; XLA's own cost analysis counts the body of each once
     unknown_loops: int  # how many of them have an unknown number of trips; each counts once
     # By the name that jax gave to the operation, its path of scopes: (all cycles, the cycles of
@@ -167,7 +167,7 @@ class Cost:
 
 def cost(text: str) -> Cost:
     """Reads `jax.stages.Compiled.as_text()` of a program."""
-    found, entry = parse_computations(text)
+    computations, entry = parse_computations(text)
     if entry is None:
         raise ValueError("this is no HLO text: it has no ENTRY computation")
     loops = unknown = 0
@@ -178,12 +178,12 @@ def cost(text: str) -> Cost:
     waiting = [(entry, 1, 1.0, True)]
     while waiting:
         name, times, chance, on_its_own = waiting.pop()
-        inside = found.get(name, {})
+        inside = computations.get(name, {})
         for instruction in inside.values():
             if on_its_own:
-                size, runs = bytes_moved(instruction, inside, found), chance * times
+                size, runs = bytes_moved(instruction, inside, computations), chance * times
                 moved += runs * size
-                fused = [*_with_fused(instruction, found)]
+                fused = [*_with_fused(instruction, computations)]
                 if body := next(filter(None, map(_kernel, fused)), ""):
                     kernels.append(Kernel(instruction.name, instruction.scopes, runs, size, body))
                 elif match := _CYCLES.search(instruction.line):
@@ -192,13 +192,13 @@ def cost(text: str) -> Cost:
                     before = names.get(scopes, (0.0, 0.0))
                     product = spent * any(x.opcode in ("convolution", "dot") for x in fused)
                     names[scopes] = before[0] + spent, before[1] + product
-            kind = instruction.opcode.removesuffix("-start")
-            if kind in _COLLECTIVES:
-                count, size = collectives.get(kind, (0, 0))
-                collectives[kind] = count + times, size + times * _result_bytes(instruction)
+            opcode = instruction.opcode.removesuffix("-start")
+            if opcode in _COLLECTIVES:
+                count, size = collectives.get(opcode, (0, 0))
+                collectives[opcode] = count + times, size + times * _result_bytes(instruction)
             trips: int | None = 1
             if instruction.opcode == "while":
-                trips = _trips(instruction, found)
+                trips = _trips(instruction, computations)
                 loops, unknown = loops + 1, unknown + (trips is None)
             runs_others = on_its_own and instruction.opcode in _RUNS
             called = zip(instruction.called, instruction.chances, strict=True)
@@ -215,14 +215,14 @@ def cost(text: str) -> Cost:
 
 
 def _with_fused(
-    instruction: Instruction, found: dict[str, dict[str, Instruction]]
+    instruction: Instruction, computations: dict[str, dict[str, Instruction]]
 ) -> Iterator[Instruction]:
     """An instruction, and those that it fuses."""
     yield instruction
     if instruction.opcode == "fusion":
         for called in instruction.called:
-            for inner in found.get(called, {}).values():
-                yield from _with_fused(inner, found)
+            for inner in computations.get(called, {}).values():
+                yield from _with_fused(inner, computations)
 
 
 def _kernel(instruction: Instruction) -> str:
@@ -234,13 +234,13 @@ def _kernel(instruction: Instruction) -> str:
     return (match[1] if match else instruction.name) if is_kernel else ""
 
 
-def _trips(loop: Instruction, found: dict[str, dict[str, Instruction]]) -> int | None:
+def _trips(loop: Instruction, computations: dict[str, dict[str, Instruction]]) -> int | None:
     """How often the body of a loop runs; None if the text does not say."""
     if match := _TRIPS.search(loop.line):
         return int(match[1])
     # jax's scans count from 0 to the only constant of their condition.
     condition = _CONDITION.search(loop.line)
-    lines: Computation = found.get(condition[1], {}) if condition else {}
+    lines: Computation = computations.get(condition[1], {}) if condition else {}
     limits = [int(match[1]) for i in lines.values() if (match := _CONSTANT.search(i.line))]
     return limits[0] if len(limits) == 1 else None
 
@@ -248,7 +248,7 @@ def _trips(loop: Instruction, found: dict[str, dict[str, Instruction]]) -> int |
 def _result_bytes(instruction: Instruction) -> int:
     """Size of what a collective gives to this device."""
     arrays = _ARRAY_AND_LAYOUT.findall(instruction.shape)
-    sizes = [_array_size(kind, sides, "") for kind, sides, _ in arrays]  # without padding to tiles
+    sizes = [_array_size(*array[:2], "") for array in arrays]  # without padding to tiles
     if instruction.opcode == "collective-permute-start":  # (operand, result, two contexts)
         sizes = sizes[1:2]
     elif instruction.opcode in ("all-gather-start", "all-to-all-start"):  # (operands, results)
@@ -304,11 +304,11 @@ def _size_anywhere(shape: str) -> int:
 
 def _array_sizes(shape: str) -> list[int]:
     """The bytes in the HBM of each array of a shape; 0 for one in another memory."""
-    return [_array_size(*found) for found in _ARRAY_AND_LAYOUT.findall(shape)]
+    return [_array_size(*array) for array in _ARRAY_AND_LAYOUT.findall(shape)]
 
 
 @functools.lru_cache(100_000)
-def _array_size(kind: str, sides: str, layout: str) -> int:
+def _array_size(dtype: str, sides: str, layout: str) -> int:
     order, _, tiling = layout.partition(":")
     if "S(" in tiling and "S(0)" not in tiling:
         return 0
@@ -318,7 +318,7 @@ def _array_size(kind: str, sides: str, layout: str) -> int:
     for i, side in enumerate(reversed(tile[1].split(",")) if tile else ()):
         if i < len(minor_first):
             minor_first[i] = -(-minor_first[i] // int(side)) * int(side)
-    bits = 8 if kind == "pred" else int(re.findall(r"\d+", kind)[0])
+    bits = 8 if dtype == "pred" else int(re.findall(r"\d+", dtype)[0])
     return bits * math.prod(minor_first) // 8
 
 

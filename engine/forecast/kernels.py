@@ -70,9 +70,9 @@ def issued(text: str) -> int | None:
         if mark == "LB":
             loops.append(_Loop(is_grid=_PIPELINE in content))
         loops[-1].bundles += 1
-        if found := _EXIT.search(content):
-            loops[-1].predicate = found[1]
-            loops[-1].trips = int(found[2]) - _FILL * loops[-1].is_grid
+        if match := _EXIT.search(content):
+            loops[-1].predicate = match[1]
+            loops[-1].trips = int(match[2]) - _FILL * loops[-1].is_grid
         back = _BACK.search(content)
         if back and back[1] == loops[-1].predicate and len(loops) > 1:
             inner = loops.pop()
@@ -98,11 +98,11 @@ def priced(cost: hlo.Cost, chip: Chip, bundles: Mapping[str, int | None]) -> hlo
 
     A kernel without bundles has the count of an equal kernel, else its bytes alone count.
     """
-    known = {kernel.body: bundles[kernel.name] for kernel in cost.kernels if kernel.name in bundles}
+    equal = {kernel.body: bundles[kernel.name] for kernel in cost.kernels if kernel.name in bundles}
     bandwidth = chip.bandwidth / chip.devices
     kernels, names, total = [], dict(cost.names), 0.0
     for kernel in cost.kernels:
-        issued = bundles.get(kernel.name, known.get(kernel.body))
+        issued = bundles.get(kernel.name, equal.get(kernel.body))
         cycles = max(math.ceil(kernel.moved / bandwidth * chip.clock), issued or 0)
         kernels.append(kernel._replace(cycles=cycles, bundles=issued, body=""))
         before = names.get(kernel.scopes, (0, 0))
@@ -113,12 +113,12 @@ def priced(cost: hlo.Cost, chip: Chip, bundles: Mapping[str, int | None]) -> hlo
     )
 
 
-def notes(kernels: tuple[hlo.Kernel, ...], clock: float) -> list[str]:
-    """What a table should say about the kernels of a program, at a clock in Hz."""
+def notes(kernels: tuple[hlo.Kernel, ...], chip: Chip) -> list[str]:
+    """What a table should say about the kernels of a program on a chip."""
     if not kernels:
         return []
     count = round(sum(kernel.times for kernel in kernels))
-    milliseconds = 1e3 * sum(kernel.times * kernel.cycles for kernel in kernels) / clock
+    milliseconds = 1e3 * chip.seconds(sum(kernel.times * kernel.cycles for kernel in kernels))
     lines = [
         f"{count} runs of kernels without an estimate count as {milliseconds:.1f} ms: each is the "
         "longer of bytes / bandwidth and bundles / clock"

@@ -34,6 +34,10 @@ class Chip:
     price: float  # US dollars per hour and chip; nan where it is not known
     sizes: tuple[int, ...]  # the numbers in its accelerator types
 
+    def seconds(self, cycles: float) -> float:
+        """How long so many cycles of a core take."""
+        return cycles / self.clock
+
 
 _POD = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 _LITE = (1, 4, 8, 16, 32, 64, 128, 256)
@@ -128,9 +132,9 @@ def machines(topology: Topology) -> tuple[int, int]:
     return -(-topology.chips // chips), sizes[chips]
 
 
-def of_kind(kind: str) -> Chip | None:
-    """The chip that jax calls `kind`, "TPU v5 lite"; None if it is not known."""
-    return CHIPS.get(_KINDS.get(kind, ""))
+def of_kind(device_kind: str) -> Chip | None:
+    """The chip that jax calls `device_kind`, "TPU v5 lite"; None if it is not known."""
+    return CHIPS.get(_KINDS.get(device_kind, ""))
 
 
 def known() -> str:

@@ -13,8 +13,7 @@ from jax.sharding import Mesh
 
 from common import entry
 from common.console import hms
-from engine import sharding
-from engine.checkpoint import manifest as manifests
+from engine import environment, sharding
 from engine.forecast import topology
 
 Row = Mapping[str, Any]
@@ -27,7 +26,7 @@ def describe_start(step: int, mesh: Mesh) -> dict[str, Any]:
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "device": mesh.devices.flat[0].device_kind,
         "chips": sharding.num_chips(mesh),
-        "commit": manifests.commit(),
+        "commit": environment.commit(),
     }
 
 

@@ -11,7 +11,7 @@ import shutil
 import sys
 import time
 import types
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -299,7 +299,7 @@ class Profiler:
 
 
 @contextlib.contextmanager
-def synced_to_wandb(workdir: str, config: Any, say: Callable[[str], None]) -> Iterator[None]:
+def synced_to_wandb(workdir: str, config: Any) -> Iterator[None]:
     """Has wandb read the events that the block writes to the workdir, local or gs://.
 
     wandb notices only writers that are made after its start. Whatever it raises becomes one line,
@@ -325,7 +325,7 @@ def synced_to_wandb(workdir: str, config: Any, say: Callable[[str], None]) -> It
             file.write_text(f"{run.id}\n")
     except Exception as error:  # of the package, of its server, of the disk
         fix = ": pip install -r requirements-wandb.txt" * isinstance(error, ImportError)
-        say(f"NOTE config.tracker=wandb: {one_line(error)}{fix}; the run goes on without it")
+        print(f"NOTE config.tracker=wandb: {one_line(error)}{fix}; the run goes on without it")
     try:
         yield
         code = 0
@@ -335,4 +335,4 @@ def synced_to_wandb(workdir: str, config: Any, say: Callable[[str], None]) -> It
                 if run:
                     run.finish(exit_code=code)
         except Exception as error:
-            say(f"NOTE config.tracker=wandb: {one_line(error)}; it may lack the last rows")
+            print(f"NOTE config.tracker=wandb: {one_line(error)}; it may lack the last rows")

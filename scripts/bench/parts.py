@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from commands import preflight
 from common import console, entry
 from engine.forecast import topology
+from engine.forecast.topology import Chip
 from engine.plan import read_settings
 from scripts.bench.step import config_of
 
@@ -37,17 +38,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{one.name}: {outcome.error}")
             failed = True
             continue
-        costs = split(outcome.train.names, parts, one.chip.clock)
+        costs = split(outcome.train.names, parts, one.chip)
         if nowhere := [part for part in parts if not costs[part][0]]:
             print(f"no operation has a name with {', '.join(nowhere)}: is it misspelled?")
         print(f"{one.name}, {flags.batch_per_device} per device:\n\n{table(costs)}\n")
     return int(failed)
 
 
-def split(names: Mapping[str, tuple[int, int]], parts: Sequence[str], clock: float) -> Costs:
+def split(names: Mapping[str, tuple[int, int]], parts: Sequence[str], chip: Chip) -> Costs:
     """The cost of each part, which is a name of scopes, and of the rest.
 
-    `names` has cycles by path of scopes, as in `engine.forecast.hlo.Cost`; `clock` is in Hz.
+    `names` has cycles by path of scopes, as in `engine.forecast.hlo.Cost`.
     """
     # A number may follow: "stage" is a part of which "stage2_block1" is one.
     patterns = {p: re.compile(rf"(?<![a-zA-Z_]){re.escape(p)}(?![a-zA-Z])") for p in parts}
@@ -55,7 +56,8 @@ def split(names: Mapping[str, tuple[int, int]], parts: Sequence[str], clock: flo
     for name, cycles in names.items():
         part = next((p for p, pattern in patterns.items() if pattern.search(name)), _REST)
         total, products = costs[part]
-        costs[part] = total + 1e3 * cycles[0] / clock, products + 1e3 * cycles[1] / clock
+        own = [1e3 * chip.seconds(number) for number in cycles]
+        costs[part] = total + own[0], products + own[1]
     return costs
 
 

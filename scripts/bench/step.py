@@ -80,8 +80,11 @@ def estimated(flags: argparse.Namespace) -> list[Row]:
             row: Row = {"slice": one.name, "step": name, "estimate": True}
             row["batch_per_device"] = flags.batch_per_device
             if program := outcome.train:
-                row |= {"ms": program.cycles / one.chip.clock * 1e3, "moved": program.moved}
-                row |= {"temporaries": program.temporaries, "compile_seconds": program.seconds}
+                row |= {"ms": 1e3 * one.chip.seconds(program.cycles), "moved": program.moved}
+                row |= {
+                    "temporaries": program.temporaries,
+                    "compile_seconds": program.compile_seconds,
+                }
             else:
                 row["error"] = outcome.error
             steps.append(row)

@@ -340,6 +340,7 @@ def _fix(folder: Any) -> str:
 
 def main() -> int:
     """Starts the runs that the environment and the command line ask for."""
+    environment.show_log(sys.stdout)
     requests = [complete_request(request) for request in parse_requests(sys.argv[1:], os.environ)]
     if len(requests) > 1 and requests[0].is_first:
         say(f"{len(requests)} benchmarks, one after the other:")

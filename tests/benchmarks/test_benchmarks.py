@@ -589,7 +589,7 @@ def test_no_device_computes_other_bits_than_another(job, tmp_path):
     plan = plan_of(job.config(), 90)
     state = run.programs.abstract_state(plan)
     nowhere: Any = None
-    check = DeviceCheck(run, nowhere, state)
+    check = DeviceCheck(run.programs, nowhere, state)
     state = run.programs.initial_state(plan)
     prefetched = feed.Feed(run.benchmark.train_batches(ROWS, 0, 1, 0), run.mesh)
     for number, batch in zip(range(3), prefetched, strict=False):

@@ -20,9 +20,10 @@ import train
 from benchmarks.languages import Languages  # type: ignore[import-not-found]
 from commands import doctor
 from common.errors import CheckpointError
+from engine.checkpoint.saver import first_state
 from engine.cluster import watchdog
 from engine.plan import make_plan, read_settings
-from engine.run import Run, first_state
+from engine.run import Run
 from tests.conftest import FIXTURES
 from tests.fixtures.recipes import languages
 from tests.test_main import ROOT, environment, wait_for
@@ -73,7 +74,7 @@ def test_groups_of_parameters(finished, tiny_texts, tmp_path):
     """The embedding never changes and has no optimizer state."""
     job = settings(tiny_texts, tmp_path)
     run = Run.open(job)
-    state, _ = first_state(run, make_plan(job, run.benchmark, 72))
+    state, _ = first_state(run.programs, make_plan(job, run.benchmark, 72))
     saved = state_on_disk(finished[0], last_step(finished[0]))
     embedding = saved["['model']['params']['embedding']"]
     np.testing.assert_array_equal(embedding, state.params["embedding"])

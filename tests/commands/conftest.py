@@ -9,7 +9,7 @@ import pytest
 
 import predict
 from engine.checkpoint import model_source
-from engine.checkpoint.weights import Weights
+from engine.checkpoint.model_source import Weights
 
 
 @pytest.fixture

@@ -9,15 +9,18 @@ from engine.recipe import Recipe
 from tests.conftest import make_tiny_config
 
 
-def test_the_settings_say_what_differs_from_the_recipe(untrained_run, tmp_path, monkeypatch):
+def test_the_settings_say_what_differs_from_the_recipe(
+    untrained_run, tmp_path, monkeypatch, caplog
+):
     """The folders, the command line's values and the other model's; the recipe stays as it is."""
     monkeypatch.setenv("MLP_PATH_GCS_IMAGENET", "/photos")
     config = make_tiny_config("", num_filters=6, resnet_depth=18)
     own = keys.flat(config)
     config.update({"init_from": untrained_run, "resnet_depth": 34, "mlperf": {"org": "me"}})
-    before, said = config.lock().to_dict(), list[str]()
+    before = config.lock().to_dict()
+    caplog.set_level("INFO", logger="tpu_suite")
     recipe = Recipe("configs/mine.py", config, own, {"init_from", "resnet_depth", "mlperf.org"})
-    settings = configuration.resolve(recipe, "train_and_eval", str(tmp_path), said.append)
+    settings = configuration.resolve(recipe, "train_and_eval", str(tmp_path))
     changes = {
         "data_dir": ["", "/photos"],
         "init_from": ["", untrained_run],
@@ -27,7 +30,7 @@ def test_the_settings_say_what_differs_from_the_recipe(untrained_run, tmp_path, 
     assert settings.origin == {"file": "configs/mine.py", "changes": changes}
     assert keys.flat(settings.config) == {**own, **{key: new for key, (_, new) in changes.items()}}
     assert config.to_dict() == before and settings.workdir == str(tmp_path)
-    assert said == [
+    assert caplog.messages == [
         "data: /photos (from $MLP_PATH_GCS_IMAGENET)",
         "NOTE config.num_filters=4 instead of 6, as the weights want it",
     ]

@@ -17,8 +17,9 @@ from common.errors import CheckpointError, ConfigError
 from common.foreign import resnets as foreign
 from configs import ncf
 from engine.checkpoint import model_source
+from engine.checkpoint.saver import first_state
 from engine.plan import Programs, make_plan
-from engine.run import Run, first_state
+from engine.run import Run
 from tests.common.foreign.test_resnets import variables
 from tests.conftest import make_tiny_config, resolved
 from tests.test_main import fails_with
@@ -130,7 +131,7 @@ def begun(settings, monkeypatch):
     # What the arrays were before does not matter here, and takes long to compile.
     zeros = jax.tree.map(jnp.zeros_like, run.programs.abstract_state(plan))
     monkeypatch.setattr(Programs, "initial_state", lambda *_: zeros)
-    state, source = first_state(run, plan)
+    state, source = first_state(run.programs, plan)
     return jax.tree.map(np.asarray, state.params), source
 
 

@@ -24,8 +24,9 @@ import train
 from commands import preflight
 from common.errors import ConfigError
 from configs import ncf, resnet50
-from engine.forecast import estimates, hlo
-from engine.forecast.estimates import Outcome, Program
+from engine.forecast import estimates
+from engine.forecast.estimates import Outcome
+from engine.forecast.program import Program
 from engine.plan import Programs, make_plan, read_settings
 from tests.conftest import make_tiny_config
 from tests.engine.forecast.test_estimates import JOB, TRAIN, V3
@@ -53,7 +54,7 @@ def preflighted(
         seen.append(lowered.as_text())
         return TRAIN
 
-    monkeypatch.setattr(preflight, "_program", program)
+    monkeypatch.setattr(preflight, "compile_program", program)
     monkeypatch.setattr(preflight, "_forward_flops", lambda benchmark: None)
     outcome = preflight.compiled(read_settings(config), V3, steps, lambda text: None)
     assert outcome.error == "" and outcome.train and bool(outcome.predict) == ("predict" in steps)
@@ -98,8 +99,8 @@ def test_neither_data_nor_tensorflow_are_needed():
     from engine.plan import read_settings
     slice_ = types.SimpleNamespace(devices=jax.devices())
     preflight.topologies.get_topology_desc = lambda *_, **__: slice_
-    preflight._program = lambda lowered, chip: None
-    preflight.estimates.combine = lambda *_: None
+    preflight.compile_program = lambda lowered, chip: None
+    preflight.combine = lambda *_: None
     config = resnet50.get_config()
     config.resnet_depth = 18
     job = read_settings(config.lock())
@@ -176,30 +177,6 @@ def test_the_last_step_is_evaluated_once(period, evaluations):
     assert (job.steps, job.examples, job.evaluations) == (10, 40, evaluations)
 
 
-def test_what_the_compiler_says_of_a_step(monkeypatch):
-    """Outputs that replace arguments take no memory of their own."""
-    now, cost = types.SimpleNamespace(seconds=100.0), hlo.Cost(9, {}, 0, 0, {})
-    sizes = {"argument": 50, "output": 40, "alias": 30, "temp": 20, "generated_code": 10}
-    memory = types.SimpleNamespace(**{f"{name}_size_in_bytes": n for name, n in sizes.items()})
-
-    def compile_in_three_seconds():
-        now.seconds += 3.0
-        return types.SimpleNamespace(
-            memory_analysis=lambda: memory,
-            cost_analysis=lambda: {"flops": 2.0, "bytes accessed": 4.0},
-            as_text=lambda: "HLO",
-        )
-
-    monkeypatch.setattr(preflight.time, "monotonic", lambda: now.seconds)
-    monkeypatch.setattr(hlo, "cost", lambda text: cost if text == "HLO" else None)
-    step: Any = types.SimpleNamespace(compile=compile_in_three_seconds)
-    assert preflight._program(step, V3.chip) == Program(
-        **{"arguments": 50, "outputs": 10, "temporaries": 20, "code": 10, "seconds": 3.0},
-        **{"flops": 2.0, "traffic": 4.0},
-        **vars(cost),
-    )
-
-
 # Children.
 
 
@@ -211,8 +188,8 @@ from commands import preflight
 from tests.engine.forecast.test_estimates import JOB, PREDICT, TRAIN
 from engine.forecast.estimates import Outcome
 
-def compiled(config, one, steps, say, lower):
-    say("compiling the train step")
+def compiled(config, one, steps, progress, lower):
+    progress("compiling the train step")
     print("noise of libtpu", flush=True)
     if one.chip.name == "v6e":
         os.write(2, b"F1121 check failed: x > 0\\n*** SIGSEGV received\\n    @ 0x7f00  f()\\n")

@@ -1,6 +1,8 @@
 """Errors as messages of one line, and JSON, which one function reads for all."""
 
 import logging
+import pathlib
+import re
 import sys
 
 import pytest
@@ -87,3 +89,15 @@ def test_control_characters_do_not_reach_a_terminal(text, shown, capsys):
 def test_what_is_no_json_is_a_value_error(data):
     with pytest.raises(ValueError):
         parse_json(data)
+
+
+def test_the_page_has_the_table_of_the_exit_codes():
+    root = pathlib.Path(__file__).parents[2]
+    text, page = ((root / path).read_text() for path in ("common/errors.py", "docs/run.md"))
+    table = re.findall(r"^([A-Z_]+) = (\d+)  # (.*)$", text, re.MULTILINE)
+    (section,) = re.findall(r"^## Exit codes$(.*?)^## ", page, re.DOTALL | re.MULTILINE)
+    zero, *rows = re.findall(r"^\| (\d+) \| (.*) \|", section, re.MULTILINE)
+    assert zero[0] == "0" and len(rows) == len(table) == 7
+    for (name, code, meaning), row in zip(table, rows, strict=True):
+        assert (row[0], getattr(errors, name)) == (code, int(code))
+        assert row[1].startswith(meaning.removesuffix(" ..."))

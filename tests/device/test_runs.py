@@ -15,7 +15,7 @@ from etils import epath
 
 from common.trees import by_name
 from engine import step as steps
-from engine.checkpoint.manager import Checkpointer
+from engine.checkpoint.checkpointer import Checkpointer
 from engine.evaluate import predict_all
 from engine.run import Run
 from tests import torture
@@ -129,7 +129,7 @@ def test_a_save_while_training_goes_on(case, answer):
     folder = f"{case.workdir}/saved/checkpoints"
     with contextlib.closing(Checkpointer(folder, keep=2, best=lambda: None)) as checkpoints:
         started = time.monotonic()
-        checkpoints.save(1, **items, facts={})
+        checkpoints.save(1, **items, manifest={})
         waited = time.monotonic() - started
         during = [trained.step() for _ in range(5)]
         checkpoints.wait()

@@ -37,16 +37,16 @@ def make_optimizer(
     rate: Any, *, decayed: Any = kernels, multipliers: Any = ones, **changes: Any
 ) -> Any:
     """An optimizer; `rate` is a `Rate`, a schedule whose peak is unknown, or a constant."""
-    if not isinstance(rate, schedules.Rate):
+    if not isinstance(rate, optim.Rate):
         peak = math.nan if callable(rate) else rate
-        rate = schedules.Rate(rate if callable(rate) else lambda step: peak, peak, 0)
+        rate = optim.Rate(rate if callable(rate) else lambda step: peak, peak, 0)
     keys = settings(optim.Optimizer, **changes)
     return optim.make(keys, rate, *map(_function, (decayed, multipliers)))
 
 
 def make_rate(
     train_steps: int, *, batch_size: int = 256, num_examples: int = 256, **changes: Any
-) -> schedules.Rate:
+) -> optim.Rate:
     """A learning rate; an epoch is one step unless the sizes say otherwise."""
     return schedules.make(
         settings(schedules.Schedule, **changes),

@@ -27,9 +27,10 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys
 import jax, jax.numpy as jnp
-from engine import compiler
+from engine import compiler, environment
+environment.show_log(sys.stdout)
 compiler.use_cache(sys.argv[1])
-with compiler.watched(print):
+with compiler.watched():
     x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
     jax.jit(lambda x: jnp.tanh(x) @ x).lower(x).compile()
 """
@@ -134,18 +135,19 @@ def test_the_second_start_finds_the_program(start, tmp_path):
     assert second.endswith(f"; 1 program from {folder}")
 
 
-def test_what_is_said_of_a_block(monkeypatch):
+def test_what_is_said_of_a_block(monkeypatch, caplog):
     """Only what the block has added counts."""
     names = [f"/jax/compilation_cache/cache_{name}" for name in ("hits", "misses")]
-    counts, said = collections.defaultdict(int, {names[0]: 5, names[1]: 3}), []
+    counts = collections.defaultdict(int, {names[0]: 5, names[1]: 3})
+    caplog.set_level("INFO", logger="tpu_suite")
     monkeypatch.setattr(compiler, "_counts", counts)
     monkeypatch.setattr(compiler, "cache_folder", lambda: "/x")
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with compiler.watched(said.append):
+    with compiler.watched():
         for name in (*names, names[0]):
             compiler._count(name)
     ends = "; 2 programs from /x; 1 program kept in /x for the next start of host 0 (for all hosts "
-    assert f"{ends}give --config.compilation_cache=gs://...)" in said[0]
+    assert f"{ends}give --config.compilation_cache=gs://...)" in caplog.text
 
 
 def test_the_environment_goes_first_and_nothing_keeps_nothing(start, tmp_path):

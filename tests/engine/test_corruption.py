@@ -13,8 +13,9 @@ import pytest
 
 import train
 from benchmarks.base import BATCH_AXES
+from common.errors import CORRUPTED
 from engine import corruption, sharding
-from engine.checkpoint.manager import Checkpointer
+from engine.checkpoint.checkpointer import Checkpointer
 from engine.feed import Feed
 from engine.plan import Programs, read_settings
 from tests.conftest import open_run, plan_of
@@ -43,9 +44,9 @@ def flipped(x, device):
 def prepared(run, data_dir):
     """(a check of a run, its first state, its batches)."""
     plan = plan_of(config(data_dir), 72)
-    checkpoints = Checkpointer(run.checkpoints_dir, keep=1, best=None)
+    checkpoints = Checkpointer(f"{run.settings.workdir}/checkpoints", keep=1, best=None)
     abstract = run.programs.abstract_state(plan)
-    check = corruption.DeviceCheck(run, checkpoints, abstract)
+    check = corruption.DeviceCheck(run.programs, checkpoints, abstract)
     batches = run.benchmark.train_batches(24, 0, 1, 0)
     return check, run.programs.initial_state(plan), Feed(batches, run.mesh)
 
@@ -96,7 +97,7 @@ def test_a_flipped_bit(part, count, tiny_texts, tmp_path, monkeypatch):
     }[part]
     end = r"No step was made since this start. Use other devices, then the same command"
     assert re.fullmatch(rf"{device} {what}: step 1 is not made\. {end}", str(raised.value))
-    assert raised.value.code == corruption.CODE == 76
+    assert raised.value.code == CORRUPTED == 76
 
 
 def test_no_false_alarm_in_fifty_checks(tiny_texts, tmp_path):

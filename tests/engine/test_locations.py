@@ -11,7 +11,7 @@ import pytest
 
 from common.errors import CheckpointError, ConfigError, visible
 from engine import locations
-from engine.checkpoint.manager import Checkpointer
+from engine.checkpoint.checkpointer import Checkpointer
 
 
 @pytest.mark.parametrize(

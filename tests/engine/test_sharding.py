@@ -148,7 +148,7 @@ def test_a_platform_that_jax_cannot_open_is_one_line(platforms):
     code = """
 from common import entry
 from engine import devices
-from engine.checkpoint.manager import Checkpointer
+from engine.checkpoint.checkpointer import Checkpointer
 from common.errors import DeviceError
 def main():
   try:

@@ -16,7 +16,7 @@ from etils import epath
 
 from benchmarks import mlperf as rules
 from common.errors import UserError
-from engine.checkpoint.manager import Checkpointer
+from engine.checkpoint.checkpointer import Checkpointer
 from engine.cluster import preemption
 from scripts import gradient
 from scripts.gradient import ALREADY_FINISHED, Children, parse_request

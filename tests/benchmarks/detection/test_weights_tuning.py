@@ -18,9 +18,9 @@ from commands import evaluating, importing
 from common.trees import Parts, by_name
 from configs import finetune, mask_rcnn, ssd
 from engine.checkpoint import model_source
-from engine.checkpoint import weights as saved
+from engine.checkpoint.saver import adopt, first_state
 from engine.plan import make_plan
-from engine.run import Run, first_state
+from engine.run import Run
 from tests.benchmarks.detection.test_weights import shapes, written
 from tests.conftest import resolved
 
@@ -113,7 +113,7 @@ def test_a_file_is_fine_tuned(case, request, tmp_path):
     ready, notes = resolved(config, tmp_path, "train")
     assert "config.max_pool='torch' instead of 'same', as the weights want it" in notes
     run = Run.open(ready)
-    first_state(run, make_plan(ready, run.benchmark, 90))
+    first_state(run.programs, make_plan(ready, run.benchmark, 90))
     rows = [line.split("\t") for line in (tmp_path / "init_from.txt").read_text().splitlines()]
     new = {name.removeprefix("params/").rpartition("/")[0] for what, name in rows if what == "new"}
     assert new == case.heads and sum(what == "taken" for what, _ in rows) > 2 * len(case.heads)
@@ -123,7 +123,7 @@ def test_a_file_is_fine_tuned(case, request, tmp_path):
     drawn = jax.eval_shape(same.init, jax.random.key(0))
     params, state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), drawn)
     weights = model_source.initial_weights(path, same.uses.read_foreign)
-    adopted = saved.adopt(same.adopt, params, state, weights, Parts("init_without", ""))[2]
+    adopted = adopt(same.adopt, params, state, weights, Parts("init_without", ""))[2]
     assert not adopted.new and not adopted.left
 
 
@@ -168,8 +168,8 @@ def test_heads_of_as_many_new_classes_are_taken_in_part(case):
     detector: Any = benchmarks.load(config.lock(), "")
     params, state = jax.eval_shape(detector.init, jax.random.key(0))
     arrays = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), (params, state))
-    weights, new = saved.Weights("model", *arrays), Parts("init_without", "")
-    adoption = saved.adopt(detector.adopt, params, state, weights, new)[2]
+    weights, new = model_source.Weights("model", *arrays), Parts("init_without", "")
+    adoption = adopt(detector.adopt, params, state, weights, new)[2]
     heads = {name.removeprefix("params/").rpartition("/")[0] for name in adoption.part}
     assert heads == case.heads and not adoption.is_complete
 

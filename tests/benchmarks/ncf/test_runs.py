@@ -168,7 +168,7 @@ def test_without_data_one_line_says_so(tmp_path, monkeypatch):
     for name in ("MLP_PATH_GCS_NCF", "TPU_MODEL_DIR"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(UserError, match="data_dir=DIR or set MLP_PATH_GCS_NCF$"):
-        locations.data_dir(keys.read_config(locations.Keys, ncf.get_config()), print)
+        locations.data_dir(keys.read_config(locations.Keys, ncf.get_config()))
     monkeypatch.setattr(train.Trainer, "_compile", None)
     with pytest.raises(UserError) as caught:
         train.train_and_evaluate(settings(tmp_path, data_dir=str(tmp_path)))

@@ -18,11 +18,11 @@ import train
 from benchmarks.resnet import ImageClassifier
 from common.errors import CheckpointError, ConfigError
 from common.preparation import schema
-from engine.checkpoint.manager import Checkpointer
+from engine.checkpoint.checkpointer import Checkpointer
+from engine.checkpoint.saver import first_state
 from engine.cluster import preemption
 from engine.plan import make_plan, read_settings
 from engine.report import history
-from engine.run import first_state
 from engine.stopping import StoppingRule
 from tests.conftest import make_programs, make_tiny_config, open_run, plan_of
 from tests.helpers.preparation import write_shards
@@ -53,7 +53,7 @@ def other(tmp_path_factory, tiny_records):
     params, model_state = jax.tree_util.tree_map_with_path(drawn, shapes)
     checkpoints = Checkpointer(f"{workdir}/checkpoints", keep=1, best=lambda: None)
     model = {"params": params, "model_state": model_state, "ema": {}}
-    checkpoints.save(2, model, {"step": jnp.int32(2)}, facts={})
+    checkpoints.save(2, model, {"step": jnp.int32(2)}, manifest={})
     checkpoints.close()
     return workdir
 
@@ -87,7 +87,7 @@ def test_a_part_that_is_none_is_refused_before_anything_is_compiled(
     config = make_tiny_config(tiny_records, init_from=other, **{key: "stage1, stag2"})
     with pytest.raises(ConfigError, match=rf"config\.{key}: 'stag2' is not a part .*conv_stem"):
         run = open_run(config, tmp_path)
-        first_state(run, make_plan(run.settings, run.benchmark, 90))
+        first_state(run.programs, make_plan(run.settings, run.benchmark, 90))
 
 
 def test_something_must_be_trained(tiny_records):

@@ -17,7 +17,8 @@ from common.data import files
 from common.errors import CheckpointError, ConfigError, OutputError
 from common.images.input_spec import NAMED
 from common.onnx_graph import Graph
-from engine.checkpoint.manager import Checkpointer
+from engine.checkpoint.checkpointer import Checkpointer
+from engine.checkpoint.manifest import describe_run
 from engine.step import model_items
 from tests.benchmarks.resnet import networks
 from tests.conftest import make_tiny_config, open_run, plan_of
@@ -98,8 +99,8 @@ def make_workdir(workdir, records, **overrides):
     state = run.programs.initial_state(plan_of(config, 90))
     items = model_items(state)
     items = items | {k: drawn(items[k]) for k in ("params", "model_state")}
-    checkpoints = Checkpointer(run.checkpoints_dir, keep=1, best=lambda: None)
-    checkpoints.save(3, items, {"step": np.int32(3)}, run.facts(90))
+    checkpoints = Checkpointer(f"{run.settings.workdir}/checkpoints", keep=1, best=lambda: None)
+    checkpoints.save(3, items, {"step": np.int32(3)}, describe_run(run.programs, 90))
     checkpoints.close()
     return str(workdir), items
 

@@ -21,7 +21,7 @@ from commands.export import formats, programs
 from common.errors import CheckpointError, ConfigError
 from common.images import pixels
 from engine.checkpoint import model_source
-from engine.checkpoint.weights import Weights
+from engine.checkpoint.model_source import Weights
 from tests.commands.predict import test_items, test_sentences
 from tests.commands.predict.test_boxes import (
     data,  # noqa: F401 (fixtures)

@@ -115,10 +115,10 @@ def test_a_model_of_the_hub(hub, monkeypatch):
 
 def test_the_config_keeps_the_commit(hub, monkeypatch):
     config = ml_collections.ConfigDict({"init_from": NAME, "init_env": "WEIGHTS"})
-    assert model_source.init_from(config, print) == f"{NAME}@{COMMIT}"
+    assert model_source.init_from(config) == f"{NAME}@{COMMIT}"
     monkeypatch.setenv("WEIGHTS", NAME)
     config.init_from = ""
-    assert model_source.init_from(config, print) == f"{NAME}@{COMMIT}"
+    assert model_source.init_from(config) == f"{NAME}@{COMMIT}"
 
 
 def test_weights_of_pytorch_where_there_are_no_others(hub):

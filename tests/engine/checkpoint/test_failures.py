@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from common.errors import CheckpointError
-from engine.checkpoint import manager
-from engine.checkpoint.manager import Checkpointer
-from tests.engine.checkpoint.test_manager import (
+from engine.checkpoint import checkpointer
+from engine.checkpoint.checkpointer import Checkpointer
+from tests.engine.checkpoint.test_checkpointer import (
     ROOT,
     abstract,
     assert_same,
@@ -55,7 +55,7 @@ def save_for_ever(folder):
     step = max(saver.steps(), default=0)
     while True:
         step += 1
-        saver.save(step, **on(values(step), sharding(1, False)), facts={})
+        saver.save(step, **on(values(step), sharding(1, False)), manifest={})
         saver.wait()
         print(step, flush=True)
 
@@ -98,7 +98,7 @@ def test_a_torn_save_is_not_listed_and_makes_way(tmp_path):
         Checkpointer(str(tmp_path), keep=1, best=None).manifest(3)
     saver = Checkpointer(str(tmp_path), keep=9, best=lambda: None)
     assert saver.steps() == [1, 2]
-    saver.save(3, **on(values(3), sharding(1, False)), facts={})
+    saver.save(3, **on(values(3), sharding(1, False)), manifest={})
     saver.close()
     assert sorted(os.listdir(tmp_path)) == ["1", "2", "3"]
     assert_same(read(tmp_path, 3), values(3))
@@ -106,7 +106,7 @@ def test_a_torn_save_is_not_listed_and_makes_way(tmp_path):
 
 def test_a_step_half_deleted_is_not_listed(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(manager.shutil, "rmtree", lambda *args, **kwargs: None)  # killed there
+        patch.setattr(checkpointer.shutil, "rmtree", lambda *args, **kwargs: None)  # killed there
         write(tmp_path, 1, 2, keep=1)
     assert sorted(os.listdir(tmp_path)) == ["2", "deleted"]
     assert listed(tmp_path) == [2]
@@ -133,14 +133,14 @@ def test_the_next_call_tells_of_a_failed_write(call_name, tmp_path, caplog):
     saver = Checkpointer(str(tmp_path), keep=1, best=lambda: None)
     noise = np.random.default_rng(0).normal(size=200_000)
     big = {"model": {"w": jnp.asarray(noise, jnp.float32)}, "optimizer": {"step": jnp.int32(1)}}
-    saver.save(1, **big, facts={})
+    saver.save(1, **big, manifest={})
     saver.wait()
     call = {
-        "save": lambda: saver.save(3, **big, facts={}),
+        "save": lambda: saver.save(3, **big, manifest={}),
         "verify": lambda: saver.verify(2, big),
     }.get(call_name) or getattr(saver, call_name)
     with file_limit(300_000):
-        saver.save(2, **big, facts={})
+        saver.save(2, **big, manifest={})
         if call_name == "close":
             call()  # only tells: whoever closes after a failure has an error to show already
             (text,) = [r.getMessage() for r in caplog.records if r.name == "tpu_suite"]
@@ -158,31 +158,31 @@ def test_the_next_call_tells_of_a_failed_write(call_name, tmp_path, caplog):
     saver.verify(1, big)
     if call_name == "close":
         return saver.close()
-    saver.save(2, **big, facts={})
+    saver.save(2, **big, manifest={})
     saver.verify(2, big)
     assert os.listdir(tmp_path) == ["2"]
     with pytest.raises(CheckpointError, match="checkpoint 2 could not be saved.*already exists"):
-        saver.save(2, **big, facts={})
+        saver.save(2, **big, manifest={})
     saver.close()
 
 
 def test_a_folder_that_is_gone_is_reported_at_once(tmp_path):
     folder = tmp_path / "checkpoints"
     saver = Checkpointer(str(folder), keep=1, best=lambda: None)
-    saver.save(1, **small(), facts={})
+    saver.save(1, **small(), manifest={})
     saver.wait()
     folder.rename(tmp_path / "away")
     with pytest.raises(CheckpointError, match="^nothing can be saved in .*No such file"):
-        saver.save(2, **small(), facts={})
+        saver.save(2, **small(), manifest={})
     folder.write_text("no folder")
     with pytest.raises(CheckpointError) as caught:
-        saver.save(2, **small(), facts={})
+        saver.save(2, **small(), manifest={})
     assert str(caught.value).startswith(f"checkpoint 2 could not be saved in {folder}: ")
     assert "Not a directory" in str(caught.value)
     assert str(caught.value).endswith("; there is none before it")
     folder.unlink()
     (tmp_path / "away").rename(folder)
-    saver.save(3, **small(), facts={})
+    saver.save(3, **small(), manifest={})
     saver.verify(3, small())
     assert saver.steps() == [1, 3]
     saver.close()
@@ -192,19 +192,19 @@ def test_a_full_disk_is_one_line_before_anything_is_written(tmp_path, monkeypatc
     write(tmp_path, 1)
     saver = Checkpointer(str(tmp_path), keep=2, best=lambda: None)
     free = types.SimpleNamespace(free=0)
-    monkeypatch.setattr(manager.shutil, "disk_usage", lambda path: free)
+    monkeypatch.setattr(checkpointer.shutil, "disk_usage", lambda path: free)
     needed = 4 * 500_000 + 4 + 2**20
     before = snapshot(tmp_path)
     for free.free in (1_500_000, needed - 1):
         with pytest.raises(CheckpointError) as caught:
-            saver.save(2, **small(500_000), facts={})
+            saver.save(2, **small(500_000), manifest={})
         assert str(caught.value) == (
             f"the disk is full, so that nothing more can be saved in {tmp_path}: a checkpoint "
             f"takes 3.0 MB, {free.free / 1e6:.1f} are free; the newest complete one is 1"
         )
     assert snapshot(tmp_path) == before
     free.free = needed
-    saver.save(2, **small(500_000), facts={})
+    saver.save(2, **small(500_000), manifest={})
     assert saver.steps() == [1, 2]
     saver.close()
 
@@ -216,7 +216,7 @@ def test_a_full_disk_is_one_line_before_anything_is_written(tmp_path, monkeypatc
 def test_verify_compares_every_bit(split, tmp_path):
     saver = Checkpointer(str(tmp_path), keep=1, best=lambda: None)
     arrays, place = values(1), sharding(8, split)
-    saver.save(1, **on(arrays, place), facts={})
+    saver.save(1, **on(arrays, place), manifest={})
     saver.verify(1, on(arrays, place))
     for name, index in (("kernel", (-1, -1)), ("scale", -1)):
         live = values(1)

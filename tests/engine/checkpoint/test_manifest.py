@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.base import BATCH_AXES
 from engine import sharding
-from engine.checkpoint import manifest, weights
+from engine.checkpoint import manifest
 from engine.checkpoint.manifest import describe_arrays
 
 
@@ -27,7 +27,7 @@ def test_describe_names_every_leaf():
 
 def test_placeholders_are_what_was_described():
     description = {"a/0": "bfloat16[2,3]", "a/1/b": "int32[]", "t": "bool[4]"}
-    tree = weights.placeholders(description)
+    tree = manifest.placeholders(description)
     assert describe_arrays(tree) == description
     assert tree["a"]["0"].strides == (0, 0) and not tree["t"].any()
 

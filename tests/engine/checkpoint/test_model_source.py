@@ -18,7 +18,7 @@ from commands import export, report
 from common.data.shards import Shards
 from common.errors import CheckpointError, ConfigError, UserError
 from common.images.input_spec import NAMED
-from engine.checkpoint import model_source, resuming
+from engine.checkpoint import model_source
 from engine.checkpoint.model_source import initial_weights
 from engine.plan import Programs
 from engine.run import Run
@@ -118,19 +118,23 @@ def test_a_model_is_not_used_where_its_data_have_other_classes(
     assert re.search(message, str(caught.value))
 
 
-def test_other_classes_may_be_accepted_and_an_unreadable_manifest_is_a_note(workdir, tmp_path):
+def test_other_classes_may_be_accepted_and_an_unreadable_manifest_is_a_note(
+    workdir, tmp_path, caplog
+):
+    caplog.set_level("INFO", logger="tpu_suite")
     folder = write_names(tmp_path / "data", "n0", "n2", "n1", "n3")
-    said: list[str] = []
-    resuming.check_data(model_source.load(workdir).changed(data_dir=folder), True, said.append)
-    assert len(said) == 1 and "was trained on other data: entry 1 of class_names" in said[0]
+    model_source.load(workdir).changed(data_dir=folder).check_data(True)
+    (note,) = caplog.messages
+    assert "NOTE " in note and "was trained on other data: entry 1 of class_names" in note
     (tmp_path / "data/manifest.json").write_bytes(b"[" * 200_000)
-    resuming.check_data(model_source.load(workdir).changed(data_dir=folder), False, said.append)
-    assert "NOTE the data cannot be compared" in said[1] and "nested too deeply" in said[1]
+    model_source.load(workdir).changed(data_dir=folder).check_data(False)
+    _, note = caplog.messages
+    assert "NOTE the data cannot be compared" in note and "nested too deeply" in note
     elsewhere = model_source.load(workdir).changed(data_dir="gs://nowhere/x")
-    resuming.check_data(elsewhere, False, said.append)
+    elsewhere.check_data(False)
     change_manifest(workdir, imported={})
-    resuming.check_data(model_source.load(workdir).changed(data_dir=folder), False, said.append)
-    assert len(said) == 2
+    model_source.load(workdir).changed(data_dir=folder).check_data(False)
+    assert len(caplog.messages) == 2
 
 
 def test_the_number_of_classes_is_that_of_the_checkpoint_not_of_the_data(workdir):

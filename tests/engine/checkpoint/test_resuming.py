@@ -15,7 +15,8 @@ from commands import evaluating
 from common.data import files, records
 from common.errors import CheckpointError, DataError
 from engine.cadence import Every
-from engine.checkpoint import resuming
+from engine.checkpoint import manifest as manifests
+from engine.checkpoint.saver import restore_metrics
 from engine.plan import Programs, read_settings
 from tests.conftest import make_tiny_config, plan_of
 
@@ -73,6 +74,8 @@ def test_a_checkpoint_describes_its_data(workdir, tiny_records):
     assert facts["data"].keys() == {"train records", "eval records", "manifest.json"}
     assert facts["data"]["train records"].startswith("4 files with 90 examples, SHA-256 ")
     assert facts["accepted_data"] == []
+    keys = manifests.Manifest.__annotations__.keys()
+    assert facts.keys() == keys - {"categories", "imported"}  # of detectors; of other libraries
 
 
 def test_moved_data_are_the_same(workdir, tiny_records, tmp_path, notes):
@@ -123,9 +126,9 @@ def test_other_classes_are_refused(workdir, tiny_records, tmp_path, notes):
     ],
 )
 def test_what_differs_is_said_with_both_versions(then, now, words):
-    lines = resuming.other_meaning({"names": then}, {"names": now})
+    lines = manifests.other_meaning({"names": then}, {"names": now})
     assert len(lines) == bool(words) and all(word in line for line in lines for word in words)
-    assert resuming.other_meaning({}, {"names": now}) == []
+    assert manifests.other_meaning({}, {"names": now}) == []
 
 
 def test_more_classes_are_refused_by_their_names_before_the_shapes_of_arrays(workdir, tiny_records):
@@ -220,12 +223,12 @@ def test_what_the_metrics_lack_is_told(logged, newest, lacks):
     plan: Any = types.SimpleNamespace(
         log_every=Every.parse("3", batch_size=1, num_examples=9, name="x")
     )
-    resuming.fix_metrics(reporter, plan, {"step": newest})
+    restore_metrics(reporter, plan, {"step": newest})
     text = f"NOTE metrics.jsonl lacks the training of steps {lacks} to {newest}"
     assert notes == [text] * bool(lacks)
     notes.clear()
     plan.log_every = Every()
-    resuming.fix_metrics(reporter, plan, {"step": newest, "evaluations": [{}, {}]})
+    restore_metrics(reporter, plan, {"step": newest, "evaluations": [{}, {}]})
     assert notes == [f"NOTE 2 scores that it lacked are from checkpoint {newest}"]
 
 
@@ -236,15 +239,15 @@ def test_other_batches_of_batch_norm_are_told(tiny_records):
         Programs.make(read_settings(config), "", jax.devices()[:count]) for count in (8, 2, 1)
     ]
     assert [p.norm_examples for p in programs] == [2, 8, 16]
-    state = programs[0].abstract_state(plan_of(config, 90))
-    unchanged = [resuming.norm_change(programs[0], then, state) for then in (2, None)]
+    state = programs[0].abstract_state(plan_of(config, 90)).model_state
+    unchanged = [manifests.norm_change(programs[0], then, state) for then in (2, None)]
     assert unchanged == ["", ""]
-    text = resuming.norm_change(programs[0], 8, state)
+    text = manifests.norm_change(programs[0], 8, state)
     assert "over 8 images before and averages over 2 now" in text and "=8/16 keeps 8" in text
-    text = resuming.norm_change(programs[2], 2, state)
+    text = manifests.norm_change(programs[2], 2, state)
     assert "8 times as many micro-batches" in text and "config.bn_span=2/2" in text
-    without = state._replace(model_state={"count": jax.ShapeDtypeStruct((), jnp.int32)})
-    assert resuming.norm_change(programs[0], 8, without) == ""
+    without = {"count": jax.ShapeDtypeStruct((), jnp.int32)}
+    assert manifests.norm_change(programs[0], 8, without) == ""
 
 
 @pytest.mark.parametrize(
@@ -259,4 +262,4 @@ def test_other_batches_of_batch_norm_are_told(tiny_records):
     ],
 )
 def test_changes_are_listed_by_key(then, now, lines):
-    assert resuming.changes(then, now) == lines
+    assert manifests.changes(then, now) == lines

@@ -134,19 +134,19 @@ def test_an_ipv6_address_of_process_0():
         ),
     ],
 )
-def test_what_a_launcher_has_started(variables, group, gpus, monkeypatch):
+def test_what_a_launcher_has_started(variables, group, gpus, monkeypatch, caplog):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    said = []
-    assert hosts.find(say=said.append) == group and not said  # process 0 says it
+    caplog.set_level("INFO", logger="tpu_suite")
+    assert hosts.find() == group and not caplog.messages  # process 0 says it
     assert os.environ.get("JAX_LOCAL_DEVICE_IDS") == gpus  # on SLURM jax finds it
     assert hosts.find(num_processes=1) is None
     assert hosts.find("a:80", 2, 0) == ProcessGroup("a:80", 2, 0)
     for name in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"):
         monkeypatch.setenv(name, "0")
-    first = hosts.find(say=said.append)
+    first = hosts.find()
     assert first and first.index == 0
-    (note,) = said
+    (note,) = caplog.messages
     assert note.startswith("NOTE ") and f": {group.count} processes train together" in note
     assert group.address in note
 
@@ -174,12 +174,12 @@ def test_what_a_launcher_has_started(variables, group, gpus, monkeypatch):
         ({name: x for name, x in MPIRUN.items() if "uri" not in name}, "OMPI_COMM_WORLD_SIZE=2"),
     ],
 )
-def test_a_process_that_cannot_join_the_others_says_so(variables, word, monkeypatch):
+def test_a_process_that_cannot_join_the_others_says_so(variables, word, monkeypatch, caplog):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    said = []
-    assert hosts.find(say=said.append) is None
-    (note,) = said
+    caplog.set_level("INFO", logger="tpu_suite")
+    assert hosts.find() is None
+    (note,) = caplog.messages
     assert note.startswith("NOTE ") and word in note
     for flag in ("--coordinator", "--num_processes", "--process_id"):
         assert flag in note
@@ -195,7 +195,9 @@ def test_one_process_of_a_launcher_is_alone(variables, monkeypatch, capsys):
 JOINS = """
 import jax
 import sys
+from engine import environment
 from engine.cluster import hosts, processes
+environment.show_log(sys.stdout)
 group = hosts.find(*(int(text) if text.isdecimal() else text for text in sys.argv[1:]))
 processes.join(group, {}, 60.0, 60.0)
 print("of", jax.process_count(), "with", jax.device_count(), "devices:", jax.process_index())

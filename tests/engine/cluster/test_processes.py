@@ -135,7 +135,7 @@ def test_processes_that_finish_leave_together(code, joined, monkeypatch):
 
 
 def test_the_facts_of_a_run(monkeypatch):
-    monkeypatch.setattr(processes.manifest, "commit", lambda: "0123-dirty")
+    monkeypatch.setattr(processes.environment, "commit", lambda: "0123-dirty")
     facts = processes.run_facts({"seed": 3, "mlperf": {"format": ""}})
     assert (facts["config.seed"], facts["config.mlperf.format"]) == ("3", "")
     assert facts["the version of jax"] == jax.__version__

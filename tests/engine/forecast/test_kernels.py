@@ -90,13 +90,13 @@ def test_random_bits_count_by_their_bytes():
 
 
 def test_a_note_says_what_kernels_count():
-    assert kernels.notes((), V5E.clock) == []
+    assert kernels.notes((), V5E) == []
     done = kernels.priced(hlo.cost(HLO), V5E, {})
-    price, warning = kernels.notes(done.kernels, V5E.clock)
+    price, warning = kernels.notes(done.kernels, V5E)
     assert "3 runs of kernels without an estimate count as 0.1 ms" in price
     assert warning.startswith("too short: 3 kernels count by their bytes alone")
     known = kernels.priced(hlo.cost(HLO), V5E, {"k.3": 10, "k.5": 7})
-    assert len(kernels.notes(known.kernels, V5E.clock)) == 1
+    assert len(kernels.notes(known.kernels, V5E)) == 1
 
 
 def test_libtpu_is_asked_and_its_files_are_read(tmp_path, monkeypatch):

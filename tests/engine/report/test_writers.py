@@ -322,7 +322,7 @@ def write_row(workdir):
 def test_wandb_follows_the_events_of_the_run_and_of_its_resumption(wandb, tmp_path, capsys):
     workdir = str(tmp_path / "run_7")
     (tmp_path / "run_7").mkdir()
-    with writers.synced_to_wandb(workdir, WANDB_RECIPE, print):
+    with writers.synced_to_wandb(workdir, WANDB_RECIPE):
         write_row(workdir)
     (patch, init, events, finish) = wandb.calls
     assert (patch, events, finish) == (("patch", workdir), ("events", workdir), ("finish", 0))
@@ -335,7 +335,7 @@ def test_wandb_follows_the_events_of_the_run_and_of_its_resumption(wandb, tmp_pa
     )
     assert (options["id"], options["resume"], options["dir"]) == (None, "allow", workdir)
     wandb.calls.clear()
-    with pytest.raises(KeyError), writers.synced_to_wandb(workdir, WANDB_RECIPE, print):
+    with pytest.raises(KeyError), writers.synced_to_wandb(workdir, WANDB_RECIPE):
         raise KeyError
     assert wandb.calls[1][1]["id"] == "new"
     assert wandb.calls[-1] == ("finish", 1)
@@ -354,7 +354,7 @@ def test_a_failing_wandb_is_one_line(place, wandb, tmp_path, capsys, monkeypatch
     else:
         run = types.SimpleNamespace(id="x", finish=fail)
         wandb.init = fail if place == "init" else lambda **_: run
-    with writers.synced_to_wandb(str(tmp_path), WANDB_RECIPE, print):
+    with writers.synced_to_wandb(str(tmp_path), WANDB_RECIPE):
         write_row(str(tmp_path))
     (line,) = capsys.readouterr().out.splitlines()
     reason = ": pip install -r requirements-wandb.txt; " if place == "import" else ": no key; "

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from commands import preflight
+from engine.forecast import topology
 from scripts.bench import parts
 
 NAMES = {
@@ -20,7 +21,7 @@ NAMES = {
 
 
 def test_operations_belong_to_the_first_part_in_their_path():
-    costs = parts.split(NAMES, ["head", "backbone", "pyramid"], 0.94e9)
+    costs = parts.split(NAMES, ["head", "backbone", "pyramid"], topology.CHIPS["v3"])
     assert costs["backbone"] == pytest.approx((1.0, 1.0))
     assert costs["head"] == pytest.approx((0.6, 0.1))
     assert costs["pyramid"] == (0, 0)
@@ -28,7 +29,7 @@ def test_operations_belong_to_the_first_part_in_their_path():
 
 
 def test_the_table():
-    costs = parts.split(NAMES, ["backbone", "head"], 0.94e9)
+    costs = parts.split(NAMES, ["backbone", "head"], topology.CHIPS["v3"])
     lines = parts.table(costs).splitlines()
     assert "| head | 0.1 | 5.0% | 0.1 | 0.0 |" in lines
     assert "| other | 0.4 | 20.0% | 0.0 | 0.4 |" in lines

@@ -14,6 +14,7 @@ from commands import preflight
 from common.errors import ConfigError
 from engine import sharding
 from engine.forecast import estimates
+from engine.forecast.program import Program
 from engine.plan import Programs, read_settings
 from scripts.bench import batches
 from scripts.bench import step as bench_step
@@ -25,7 +26,7 @@ def program(cycles, moved, temporaries):
     sizes = {"arguments": 1, "outputs": 0, "code": 1, "temporaries": temporaries}
     counts = {"flops": 3e12, "traffic": 4e10, "collectives": {}, "loops": 0, "unknown_loops": 0}
     counts |= {"names": {}, "moved": moved}
-    return estimates.Program(**sizes, **counts, cycles=cycles, seconds=50.0)
+    return Program(**sizes, **counts, cycles=cycles, compile_seconds=50.0)
 
 
 @pytest.fixture

@@ -316,18 +316,19 @@ def test_other_models_are_refused_with_the_first_array(added, removed, words):
     assert str(refused.value).startswith("x.ckpt") and len(str(refused.value)) < 600
 
 
-def test_predict_takes_what_a_checkpoint_does_not_say(folder):
+def test_predict_takes_what_a_checkpoint_does_not_say(folder, caplog):
     """Which convolution of a bottleneck has the stride, and how pixels are prepared."""
     prefix, expected = written(folder, 50, "1", form=1)
     recipe = make_tiny_config("", precision="float32")
-    assumed: list[str] = []
-    model = model_source.load(prefix, "latest", "--model", recipe, say=assumed.append)
+    caplog.set_level("INFO", logger="tpu_suite")
+    model = model_source.load(prefix, "latest", "--model", recipe)
     assert model.config.resnet_version == "1.5"
-    said: list[str] = []
+    assumed = [*caplog.messages]
+    caplog.clear()
     keys = {"resnet_version": "1", "input_spec": "vgg"}
-    model = model_source.load(prefix, "latest", "--model", recipe, keys, said.append)
+    model = model_source.load(prefix, "latest", "--model", recipe, keys)
     assert keys.items() <= model.config.to_dict().items()
-    assert assumed[:1] == said and len(assumed) == 3  # the moving averages are left out
+    assert assumed[:1] == caplog.messages and len(assumed) == 3  # the moving averages are left out
     classifier: Any = model.benchmark
     variables = {"params": model.params, **model.model_state}
     logits = classifier.model.apply(variables, jnp.asarray(IMAGES), train=False)

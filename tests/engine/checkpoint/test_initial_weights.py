@@ -11,8 +11,9 @@ import pytest
 import train
 from common.errors import CheckpointError
 from engine.checkpoint import model_source
+from engine.checkpoint.saver import first_state
 from engine.plan import make_plan, read_settings
-from engine.run import Run, first_state
+from engine.run import Run
 from tests.conftest import make_tiny_config
 from tests.test_train import fresh_signals, rows, state_on_disk  # noqa: F401 (a fixture)
 
@@ -36,7 +37,7 @@ def settings(records, workdir, source, **overrides):
 def begun(job):
     """The state that a run begins with, and what it says of it."""
     run = Run.open(job)
-    return first_state(run, make_plan(job, run.benchmark, 90))[0]
+    return first_state(run.programs, make_plan(job, run.benchmark, 90))[0]
 
 
 @pytest.mark.long

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.report import intervals
-from engine.report.intervals import (
+from engine import intervals
+from engine.intervals import (
     Bottleneck,
     Intervals,
     Progress,

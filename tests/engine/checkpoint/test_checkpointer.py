@@ -23,8 +23,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from common.errors import CheckpointError
-from engine.checkpoint import manager, weights
-from engine.checkpoint.manager import Checkpointer
+from engine.checkpoint import checkpointer, model_source
+from engine.checkpoint.checkpointer import Checkpointer
 from engine.report.history import History
 
 # Where Orbax fails, it leaves coroutines and reads behind that nobody awaits.
@@ -89,7 +89,7 @@ def write(folder, *steps, **options):
     """Saves `values(step)` of each step and closes."""
     saver = Checkpointer(str(folder), **{"keep": 9, "best": lambda: None, **options})
     for step in steps:
-        saver.save(step, **on(values(step), sharding(1, False)), facts={"config": {"a": (1, 2)}})
+        saver.save(step, **on(values(step), sharding(1, False)), manifest={"config": {"a": (1, 2)}})
     saver.wait()
     saver.close()
 
@@ -144,15 +144,15 @@ def test_a_file_system_without_locks(has_locks, tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     for name in ("_BASE_TS_CONTEXT", "_DEFAULT_OCDBT_TS_CONTEXT"):
-        monkeypatch.setattr(manager.inner, name, {**getattr(manager.inner, name)})
+        monkeypatch.setattr(checkpointer.inner, name, {**getattr(checkpointer.inner, name)})
     if not has_locks:
         monkeypatch.setattr(fcntl, "lockf", lockf)
     saver = Checkpointer(str(tmp_path), keep=1, best=lambda: None)
     arrays, place = values(3), sharding(1, False)
     for is_tree in (True, False):
-        spec = manager.inner.get_ts_context(use_ocdbt=is_tree).spec.to_json()
+        spec = checkpointer.inner.get_ts_context(use_ocdbt=is_tree).spec.to_json()
         assert spec.get("file_io_locking", {}) == ({} if has_locks else {"mode": "lockfile"})
-    saver.save(3, **on(arrays, place), facts={"config": {"a": 1}})
+    saver.save(3, **on(arrays, place), manifest={"config": {"a": 1}})
     saver.wait()
     assert_same(saver.restore(3, abstract(arrays, place)), arrays)
 
@@ -162,7 +162,7 @@ def test_a_file_system_without_locks(has_locks, tmp_path, monkeypatch):
 def test_any_mesh_restores_the_same_bits(before, after, split, tmp_path):
     saver = Checkpointer(str(tmp_path), keep=1, best=lambda: None)
     arrays, place = values(3), sharding(after, split)
-    saver.save(3, **on(arrays, sharding(before, split)), facts={"config": {"a": 1}})
+    saver.save(3, **on(arrays, sharding(before, split)), manifest={"config": {"a": 1}})
     expected = abstract(arrays, place)
     restored = saver.restore(3, expected) if saver.wait() is None else None
     assert_same(restored, arrays)
@@ -182,10 +182,10 @@ def test_a_model_without_state_is_read_alone(tmp_path):
     saver = Checkpointer(str(tmp_path), keep=9, best=lambda: None)
     for step, ema in enumerate(({}, plain)):
         items = {"model": {**plain, "ema": ema}, "optimizer": {"step": np.int32(step)}}
-        saver.save(step, **on(items, sharding(1, False)), facts={})
+        saver.save(step, **on(items, sharding(1, False)), manifest={})
     saver.wait()
     for step, ema in enumerate(({}, plain)):
-        found = weights.read_step(saver, step)
+        found = model_source.read_step(saver, step)
         assert found.source == f"{tmp_path}/{step}" and found.model_state == {}
         assert_same(found.params, ema["params"] if ema else params)
     saver.close()
@@ -315,7 +315,7 @@ def test_a_failed_write_does_not_wait_for_the_other_hosts(monkeypatch):
     waits, errors = [], []
     wait = lambda **key: waits.append(key)  # noqa: E731
     monkeypatch.setattr(ocp.multihost, "get_barrier_sync_fn", lambda: wait)
-    options = manager._options(1, lambda: None).async_options
+    options = checkpointer._options(1, lambda: None).async_options
     barrier: Any = options and options.barrier_sync_fn
     failure = OSError("no space")
 
@@ -430,7 +430,7 @@ def test_saving_leaves_nothing_in_memory(tmp_path):
     objects = []
     gc.freeze()  # what other tests left is neither searched nor counted
     for step in range(1, 16):
-        saver.save(step, **on(values(1), sharding(1, False)), facts={})
+        saver.save(step, **on(values(1), sharding(1, False)), manifest={})
         saver.wait()
         gc.collect()
         objects.append(len(gc.get_objects()))
@@ -452,7 +452,7 @@ def test_the_fix_goes_on_from_the_newest_intact_checkpoint(copy):
     subprocess.run(["bash", "-c", command[1]], check=True)
     again = Checkpointer(str(copy), keep=9, best=lambda: None)
     assert again.steps() == [1]
-    again.save(2, **on(values(2), sharding(1, False)), facts={})
+    again.save(2, **on(values(2), sharding(1, False)), manifest={})
     again.wait()
     again.close()
     assert_same(read(copy, 2), values(2))

@@ -1,8 +1,8 @@
 """Writes checkpoints and restores them.
 
 This is the only file that imports Orbax. A checkpoint has three items: `model` (params,
-model_state, ema), `optimizer` (the rest of the state) and `manifest` (JSON: the names, shapes,
-dtypes and checksums of the arrays, the config, the versions of the libraries).
+model_state, ema), `optimizer` (the rest of the state) and `manifest`, the JSON that
+`engine.checkpoint.manifest.Manifest` lists.
 
 Shapes and dtypes are compared before Orbax restores, because Orbax casts dtypes silently and its
 messages name no array. Checksums are compared after Orbax has restored, because Orbax does not
@@ -17,7 +17,7 @@ import shlex
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -30,7 +30,7 @@ from orbax.checkpoint._src.serialization import tensorstore_utils as inner
 from common import locks
 from common.errors import RESTART, CheckpointError, one_line
 from common.trees import by_name
-from engine import devices, sharding
+from engine import devices, environment, sharding
 from engine.checkpoint import manifest as manifests
 from engine.cluster import processes, watchdog
 from engine.report.history import History
@@ -149,20 +149,20 @@ class Checkpointer:
                     raise CheckpointError(problem) from error
         return sorted(self._manager.all_steps())
 
-    def save(self, step: int, model: Any, optimizer: Any, facts: dict[str, Any]) -> None:
+    def save(self, step: int, model: Any, optimizer: Any, manifest: Mapping[str, Any]) -> None:
         """Waits for the last save, then starts to save in the background.
 
         `model` has the arrays that evaluation needs, `optimizer` the arrays that only training
-        needs; `facts` are JSON values for the manifest (config, class names, ...). CheckpointError
-        if this save cannot begin, or the last one failed.
+        needs; `manifest` is what the manifest says besides the arrays. CheckpointError if this save
+        cannot begin, or the last one failed.
         """
         items = {"model": model, "optimizer": optimizer}
         manifest = {
-            **facts,
+            **manifest,
             "step": step,
             "tree": {name: manifests.describe_arrays(item) for name, item in items.items()},
             "checksums": {name: manifests.checksums(item) for name, item in items.items()},
-            "versions": manifests.versions(),
+            "versions": environment.versions(),
         }
         self.wait()
         self._check_space(sum(x.nbytes for x in jax.tree.leaves(items)))
@@ -191,7 +191,7 @@ class Checkpointer:
             shutil.rmtree(epath.Path(self.directory) / _DELETED, ignore_errors=True)
 
     def manifest(self, step: int) -> dict[str, Any]:
-        """Reads the manifest of a step."""
+        """Reads the manifest of a step, which has the keys of `Manifest`."""
         try:
             item = ocp.args.Composite(manifest=ocp.args.JsonRestore())
             with watchdog.during(f"reading {self.directory}/{step}/manifest"):
@@ -300,17 +300,15 @@ class Checkpointer:
 
     def _advice(self, step: int, items: dict[str, Any]) -> str:
         """How to go on from the newest intact checkpoint before a damaged one."""
-        older = [known for known in reversed(self.steps()) if known < step]
+        older = [number for number in reversed(self.steps()) if number < step]
         if jax.process_count() > 1:  # the other hosts do not take part in further reading
             intact, state = next(iter(older), None), "comes before it and was not checked"
         else:
-            intact = next((known for known in older if self._is_intact(known, items)), None)
+            intact = next((number for number in older if self._is_intact(number, items)), None)
             state = "is intact"
         if intact is None:
-            known = (
-                f"none of the older checkpoints {older} is" if older else "no older checkpoint is"
-            )
-            return f"{known} intact" + ("; use another --workdir" if self._writes else "")
+            which = f"none of the older checkpoints {older}" if older else "no older checkpoint"
+            return f"{which} is intact" + ("; use another --workdir" if self._writes else "")
         if not self._writes:
             return f"checkpoint {intact} {state}"
         return f"checkpoint {intact} {state}. {self.way_back_to(intact)}"
@@ -318,7 +316,7 @@ class Checkpointer:
     def way_back_to(self, step: int) -> str:
         """The command that moves all checkpoints after a step away, in words."""
         parent, _, name = self.directory.rpartition("/")
-        newer = [f"{self.directory}/{known}" for known in self.steps() if known > step]
+        newer = [f"{self.directory}/{number}" for number in self.steps() if number > step]
         aside = shlex.quote(f"{parent}/damaged_{name}")
         move = f"mkdir -p {aside} && mv" if self._is_local else "gcloud storage mv"
         command = f"{move} {shlex.join(newer)} {aside}/"

@@ -1,4 +1,4 @@
-"""What the tests of reports share."""
+"""What tests of the engine share."""
 
 import time
 import types
