@@ -43,7 +43,7 @@ class Detector(RecordBenchmark):
     """
 
     settings: Any  # a subclass of `Settings`
-    library: Any  # the module of the other library's names, see `benchmarks.detection.weights`
+    library: Any = None  # the module of the other library's names, see `detection.weights`
     unit = "images"
     scores_in_background = True  # COCO's score of 5,000 images takes about 4 minutes
     advice = {
@@ -217,9 +217,8 @@ class Detector(RecordBenchmark):
     # Model and score.
 
     def adopt(self, params: Any, model_state: Any, loaded: Any) -> tuple[Any, Any]:
-        return weights.adopt(
-            self.settings, self.library, super().adopt, params, model_state, loaded
-        )
+        own = self.settings, self.library, super().adopt
+        return weights.adopt(*own, params, model_state, loaded)
 
     @property
     def keeps_statistics(self) -> bool:
