@@ -10,7 +10,7 @@ import types
 import numpy as np
 import pytest
 
-import commands.predict.model
+import commands.predict
 import predict
 from benchmarks.resnet import ImageClassifier
 from benchmarks.uses import Uses
@@ -96,7 +96,7 @@ def test_a_model_is_not_used_where_its_data_have_other_classes(
     config = change_manifest(workdir)["config"]
     folder = write_names(tmp_path / "data", *names)
     change_manifest(workdir, config=config | {"data_dir": folder})
-    monkeypatch.setattr(commands.predict.model, "compiler", COMPILES)
+    monkeypatch.setattr(commands.predict, "compiler", COMPILES)
     monkeypatch.setattr(export.programs, "of", lambda *_: sys.exit("prepares"))
     monkeypatch.setattr(ImageClassifier, "num_examples", lambda *_: 4)
     source = types.SimpleNamespace(class_names=names, shards=Shards((), ()))
