@@ -258,8 +258,8 @@ class Items(Uses, abc.ABC):
     """The items that users rate most probably. A user is a vector f32[w]; `params` are NumPy's."""
 
     @abc.abstractmethod
-    def finder(self, kind: Literal["user", "item"], say: Callable[[str], None]) -> Finder:
-        """Finds users or items; says so where the names cannot be read, and knows the ids alone."""
+    def finder(self, kind: Literal["user", "item"]) -> Finder:
+        """Finds users or items; it knows the ids alone, and logs it, if names cannot be read."""
 
     @abc.abstractmethod
     def vector(self, params: Any, user: int) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,6 +25,7 @@ from common.text import csv_text
 if TYPE_CHECKING:
     from benchmarks.ncf import Ncf
 
+_log = logging.getLogger("tpu_suite")
 _GROUPS = 10  # deciles
 # Training of a new user's vector; docs/ncf.md has measurements.
 _NEIGHBOURS = 10  # known users of whom it is the mean at first
@@ -74,13 +76,13 @@ class NcfUses(Items):
         params = {**params, "users": {"embedding": vectors}}
         return jax.nn.sigmoid(self._benchmark.logits(params, jnp.arange(len(vectors)), items))
 
-    def finder(self, kind: Literal["user", "item"], say: Callable[[str], None]) -> Finder:
+    def finder(self, kind: Literal["user", "item"]) -> Finder:
         data, settings = self._benchmark.data, self._benchmark.settings
         ids, lists = (data.user_ids, NAMES) if kind == "user" else (data.item_ids, TITLES)
         try:
             return Finder(kind, ids, read_names(settings.data_dir, lists))
         except DataError as error:
-            say(f"NOTE the {kind}s have no names: {error}")
+            _log.info("NOTE the %ss have no names: %s", kind, error)
             return Finder(kind, ids, {})
 
     def vector(self, params: Any, user: int) -> np.ndarray:

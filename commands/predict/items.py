@@ -82,7 +82,7 @@ class Recommender:
         """Reads the weights; UserError if the ratings are missing or not the model's."""
         self._uses = uses = use(model, Items)
         uses.check_files(model.manifest, model.source)
-        self.items, self._users = uses.finder("item", say), uses.finder("user", say)
+        self.items, self._users = uses.finder("item"), uses.finder("user")
         self._params = jax.tree.map(np.asarray, model.params)
         self._top = options.top
 

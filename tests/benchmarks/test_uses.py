@@ -78,7 +78,7 @@ def check_sentences(uses: Sentences, benchmark: Any, params: Any, state: Any) ->
 
 def check_items(uses: Items, benchmark: Any, params: Any, state: Any) -> None:
     params = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), params)
-    users, items = (uses.finder(kind, lambda line: None) for kind in ("user", "item"))
+    users, items = uses.finder("user"), uses.finder("item")
     for finder in (users, items):
         assert finder.ids.dtype == np.uint32 and (np.diff(finder.ids.astype(int)) > 0).all()
         assert isinstance(finder.name(0), str)
