@@ -14,7 +14,7 @@ import functools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -22,7 +22,7 @@ from etils import epath
 
 from engine import compiler, mlperf
 from engine.checkpoint.saver import Position, Saver, check_start, first_state
-from engine.checks import check_count, check_plan, notes_of
+from engine.checks import check_plan, check_schedule, notes_of
 from engine.cluster import preemption, processes, watchdog
 from engine.cluster.guard import Guard
 from engine.corruption import DeviceCheck
@@ -60,6 +60,9 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
       UserError: a mistake that the user can fix; Diverged, if the loss is not finite.
       Preempted: a signal arrived; the run is saved.
     """
+    check_schedule(settings)
+    if settings.mlperf.format:  # its clock runs before the data are opened, so it counts them first
+        settings = mlperf.declare_examples(settings, evaluating)
     with Trainer.open(settings, evaluating) as trainer:
         newest = trainer.saver.find_newest()
         if newest and trainer.stopping.is_finished(newest):
@@ -93,34 +96,27 @@ class Trainer:
     @contextlib.contextmanager
     def open(cls, settings: Settings, evaluating: bool) -> Iterator[Self]:
         """Builds the parts; the end of the block closes them, the last one first."""
-        run = Run.open(settings)
         with contextlib.ExitStack() as exits:
-            # The lock comes first: nobody else writes into the workdir from here on.
-            guard = Guard(settings.workdir, run.mesh, settings.host_memory_limit)
-            exits.callback(guard.close)
-            # Data on a bucket may hang, so the watchdog looks on while they are opened.
-            exits.enter_context(run.watched())
-            log = mlperf.Log()
-            if settings.mlperf.format:
-                # Its clock runs from `begin_log` on, and the data are counted before that.
-                run = mlperf.declare_examples(run, evaluating)
-                settings = run.settings
-                log = mlperf.begin_log(run.programs, time.time())
+            # The lock comes first: nobody else writes into the workdir from here on. Data on a
+            # bucket may hang, so the watchdog looks on while they are opened.
+            run, guard = exits.enter_context(Run.at_work(settings))
+            log = mlperf.begin_log(run.programs, time.time())
             # wandb copies TensorBoard's events, so it begins before the reporter writes any.
             if settings.tracker and jax.process_index() == 0:
                 exits.enter_context(synced_to_wandb(settings.workdir, settings.config))
             reporter = Reporter(settings.workdir, title=run.title, **run.shown_metrics)
-            _at_the_end(exits, reporter.close)
+            exits.callback(_close, reporter.close)
             profiler = None
             if settings.profile_steps:
                 profiler = Profiler(settings.profile_steps, settings.workdir)
-                _at_the_end(exits, profiler.close)
-            plan = _plan(run, evaluating)
+                exits.callback(_close, profiler.close)
+            # The length of the run follows from the data.
+            splits = ("train", "eval") if evaluating else ("train",)
+            plan = _plan(run, splits)
             # The best checkpoint is one of the reporter's history. The last save ends before the
             # reporter closes, and MLPerf's log before both.
-            splits = ("train", "eval") if evaluating else ("train",)
             saver = Saver(run.programs, run.log, plan, guard, reporter, splits)
-            _at_the_end(exits, saver.checkpoints.close)
+            exits.callback(_close, saver.checkpoints.close)
             exits.callback(log.close)
             check_plan(run.programs, plan, saver.abstract, evaluating)
             stopping = StoppingRule(run, plan, reporter, evaluating)
@@ -142,7 +138,9 @@ class Trainer:
         saver.add_start({**start, "compile_seconds": round(time.monotonic() - begun, 1)})
         initial, source = (None, "") if newest else first_state(run.programs, plan, weights)
         self.log.run_starts()
-        _open_data(run, plan, self.reporter, self.evaluating)
+        if run.settings.mlperf.format:  # its clock runs by now
+            run.open_data("train", "eval")
+        self._introduce_data()
         if initial is None:
             position = saver.restore(newest)
             folder = saver.checkpoints.directory
@@ -232,6 +230,18 @@ class Trainer:
         text = json.dumps(run.settings.config, indent=2, sort_keys=True)
         self.reporter.write("config.json", text + "\n")
 
+    def _introduce_data(self) -> None:
+        """Says how many examples the data hold, and what else is to be known about them."""
+        run, say = self.run, self.reporter.say
+        text = f"data: {self.plan.num_examples:,} {run.benchmark.unit} to train"
+        if self.evaluating:
+            text += f"; {run.benchmark.num_examples('eval'):,} to evaluate"
+        say(text)
+        norm_examples, evaluating = run.programs.norm_examples, self.evaluating
+        notes = functools.partial(run.benchmark.run_notes, norm_examples, evaluating)
+        for note in processes.first_process_first(notes):
+            say(f"NOTE {note}")
+
     def _compile(self) -> Compiled:
         """Compiles what the loop calls."""
         watchdog.doing("compiling")
@@ -258,38 +268,23 @@ class Trainer:
         raise reason
 
 
-def _plan(run: Run, evaluating: bool) -> Plan:
-    """The run in steps; finds mistakes in the config before it counts the examples."""
+def _plan(run: Run, splits: Sequence[str]) -> Plan:
+    """The run in steps; opens the data, but for MLPerf's runs, whose clock must run before.
+
+    If the config declares how many examples there are, mistakes in it are found before that.
+    """
     declared = run.benchmark.declared_examples("train")
-    plan = make_plan(run.settings, run.benchmark, declared or 1)
-    if declared and run.settings.mlperf.format:  # its clock runs before the data are touched
-        return plan
-    count = run.count_examples(evaluating)  # refuses data that are not as declared
-    return plan if declared else make_plan(run.settings, run.benchmark, count)
+    plan = make_plan(run.settings, run.benchmark, declared) if declared else None
+    if not run.settings.mlperf.format:
+        run.open_data(*splits)
+    return plan or make_plan(run.settings, run.benchmark, run.benchmark.num_examples("train"))
 
 
-def _open_data(run: Run, plan: Plan, reporter: Reporter, evaluating: bool) -> None:
-    """Opens the data, if that has not happened yet, and says how many examples they hold."""
-    unit, count = run.benchmark.unit, plan.num_examples
-    if run.benchmark.declared_examples("train"):
-        count = run.count_examples(evaluating)
-    check_count(run.benchmark, count)
-    evaluated = f"; {run.benchmark.num_examples('eval'):,} to evaluate" if evaluating else ""
-    reporter.say(f"data: {count:,} {unit} to train{evaluated}")
-    notes = functools.partial(run.benchmark.notes, run.programs.norm_examples, evaluating)
-    for note in processes.first_process_first(notes):
-        reporter.say(f"NOTE {note}")
-
-
-def _at_the_end(exits: contextlib.ExitStack, close: Callable[[], None]) -> None:
-    """Calls `close` when `exits` ends, except after a failure that another host does not know of.
+def _close(close: Callable[[], None]) -> None:
+    """Calls `close`, except after a failure that another host does not know of.
 
     After such a failure it would wait for the other hosts.
     """
-
-    def end() -> None:
-        if not (processes.is_joined() and isinstance(sys.exception(), Exception)):
-            with preemption.deferred():
-                close()
-
-    exits.callback(end)
+    if not (processes.is_joined() and isinstance(sys.exception(), Exception)):
+        with preemption.deferred():
+            close()

@@ -85,19 +85,29 @@ class Identity(NamedTuple):
 
 
 class Benchmark:
-    """The interface between the loop and a benchmark.
+    """The interface between the loop and a benchmark, in the order of the calls.
 
-    The module of a benchmark has `make(config, cache_dir) -> Benchmark`, which only checks the
-    config. The first method that needs the data opens them, so that steps can be compiled on a
-    machine without data and without TensorFlow.
+    Its module's `make(config, cache_dir) -> Benchmark` checks the config alone. `init`, `loss`,
+    `batch_spec` and forecasts need neither data nor TensorFlow: sizes that the config leaves to the
+    data are then those of the published data. `open` opens a split; modes without data never call
+    it. The batches, `score` and all else that is about the data come after it.
     """
 
-    targets: tuple[Target, ...]  # a run has reached its target when it has reached all of them
+    # A run has reached its target when it has reached all of them. `open` may set other values.
+    targets: tuple[Target, ...]
 
     # --- What every benchmark has.
 
+    def open(self, split: str) -> int:
+        """Opens the data of "train" or "eval", checks and counts them; returns `num_examples`.
+
+        ConfigError or DataError if a run cannot use them. The first call may take minutes, and the
+        first process makes it before the others; later calls are quick.
+        """
+        return self.num_examples(split)
+
     def num_examples(self, split: str) -> int:
-        """The number of examples in an epoch ("train") or in an evaluation ("eval")."""
+        """The number of examples in an epoch ("train") or an evaluation ("eval"), once opened."""
         raise NotImplementedError
 
     def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:
@@ -170,7 +180,7 @@ class Benchmark:
         Returns a sentence for each count in which manifest.json and the records differ. Raises
         DataError for the first record that cannot be used.
         """
-        self.num_examples(split)
+        self.open(split)
         return []
 
     @property
@@ -223,13 +233,13 @@ class Benchmark:
     throughput: tuple[str, str] | None = None
     # Fixes by the part of the input that is too slow ("reading", "decoding", "transfer" or
     # "input"), as sentences that name the benchmark's config keys.
-    advice: Mapping[str, str] = {}
+    input_advice: Mapping[str, str] = {}
 
     def headline(self, scores: Mapping[str, float]) -> Mapping[str, float]:
         """The scores that the line of an evaluation shows; files keep all of them."""
         return scores
 
-    def notes(self, norm_examples: int, evaluating: bool) -> list[str]:
+    def run_notes(self, norm_examples: int, evaluating: bool) -> list[str]:
         """Sentences about the data that a user should know before training.
 
         `norm_examples` is the number of examples that share the statistics of BatchNorm;
@@ -237,7 +247,7 @@ class Benchmark:
         """
         return []
 
-    def remarks(self, split: str) -> list[tuple[str, str, str]]:
+    def data_warnings(self, split: str) -> list[tuple[str, str, str]]:
         """What a full check says about the records of a split, after it has read all of them.
 
         Each row is ("ok" or "warn", the text, a fix or "").
@@ -255,14 +265,14 @@ class Benchmark:
         """
         return []
 
-    def describe(self, ids: list[int]) -> list[str]:
+    def describe_examples(self, ids: list[int]) -> list[str]:
         """The place of each training example in the data, for messages."""
         return [f"example {i}" for i in ids]
 
     # Compilation and the loop.
 
-    # Replaces `config.patience`, once the data are counted, if the recipe's target is for others.
-    own_patience: int = 0
+    # Stands for a `config.patience` of 0; `open` sets it if the recipe's target is for other data.
+    default_patience: int = 0
 
     @property
     def published(self) -> str:
@@ -283,8 +293,8 @@ class Benchmark:
         """The config keys that declare how large the data are, with the numbers of the data."""
         return {}
 
-    def planned(self, total_steps: int) -> None:
-        """Takes the length of the run, before training batches are made; again if it changes."""
+    def set_total_steps(self, total_steps: int) -> None:
+        """Takes the length of the run, before training batches are made."""
 
     def check_random_start(self, norm_examples: int) -> None:
         """Raises ConfigError if a run cannot begin with the random weights of `init`."""
@@ -299,9 +309,12 @@ class Benchmark:
 
     # Forecasts.
 
+    # Of the published data: the examples by split, and others such as "classes" or "vocabulary".
+    nominal_sizes: Mapping[str, int] = {}
+
     def nominal_examples(self, split: str) -> int:
         """The number of examples to assume where no data can be read; 0: it must be counted."""
-        return self.declared_examples(split)
+        return self.declared_examples(split) or self.nominal_sizes.get(split, 0)
 
     def stages(self) -> tuple[Stage, ...]:
         """How many steps of the planned run have each kind of batch in `batch_spec("train", ...)`.

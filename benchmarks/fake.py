@@ -32,6 +32,9 @@ class FakeData(Benchmark):
 
     _seed: int
 
+    def open(self, split: str) -> int:
+        return self.num_examples(split)
+
     def num_examples(self, split: str) -> int:
         """As many as declared or published; ConfigError where `fake_batch` draws none."""
         (spec, *_) = self.batch_spec(split, 1)
@@ -70,11 +73,11 @@ class FakeData(Benchmark):
     # A run without data has nothing to check, to name and to prepare.
     check = Benchmark.check
     data_sizes = Benchmark.data_sizes
-    describe = Benchmark.describe
+    describe_examples = Benchmark.describe_examples
     identity = Benchmark.identity
     metadata = Benchmark.metadata  # type: ignore[override] (a property)
-    notes = Benchmark.notes
-    remarks = Benchmark.remarks
+    run_notes = Benchmark.run_notes
+    data_warnings = Benchmark.data_warnings
     input_rates = Benchmark.input_rates
 
     def host_bytes(

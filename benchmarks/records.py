@@ -1,7 +1,6 @@
 """What benchmarks on records share: they open the files, count the records and order them."""
 
-import functools
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from benchmarks.base import Benchmark, Identity
 from common.data import files
@@ -10,53 +9,62 @@ from common.data.shards import Shards
 from common.errors import ConfigError
 
 
-class RecordBenchmark(Benchmark):
+class Opened(Protocol):
+    """The opened records of a split."""
+
+    @property
+    def shards(self) -> Shards: ...  # the files and the numbers of their examples
+
+
+Source = TypeVar("Source", bound=Opened)
+
+
+class RecordBenchmark(Benchmark, Generic[Source]):
     """A benchmark that reads records."""
 
     settings: Any
     # The keys of the config that declare the numbers of examples; 0 accepts any number.
     declared = {"train": "num_train_images", "eval": "num_eval_images"}
 
+    def __init__(self) -> None:
+        self._sources: dict[str, Source] = {}  # by split, once it is opened
+
     @property
     def keys(self) -> Any:
         """The settings: `seed`, `shuffle_buffer_size`, `input_streams` and the `declared` keys."""
         return self.settings
 
-    def open(self, split: str, trust_manifest: bool = True) -> Any:
-        """Opens the data of "train" or "eval": an object with `shards`, the files and their counts.
+    def open_records(self, split: str, trust_manifest: bool = True) -> Source:
+        """Opens the records of "train" or "eval", checks and counts them.
 
         `trust_manifest` is whether manifest.json may spare the scan.
         """
         raise NotImplementedError
 
-    @functools.cached_property
-    def _sources(self) -> dict[str, Any]:
-        return {}
-
-    def source(self, split: str) -> Any:
-        """The data of "train" or "eval" as `open` gives them; the first call opens them.
-
-        Raises ConfigError if the data have another number of examples than declared.
-        """
+    def open(self, split: str) -> int:
+        """Also refuses another number of examples than declared, with a ConfigError."""
         if split not in self._sources:
-            source = self.open(split)
-            shards: Shards = source.shards
-            key, expected = self.declared[split], self.declared_examples(split)
-            if expected not in (0, shards.total):
+            source = self.open_records(split)
+            shards, key = source.shards, self.declared[split]
+            if (expected := self.declared_examples(split)) not in (0, shards.total):
                 raise ConfigError(
                     f"config.{key}={expected:,}, but the {split} split has {shards.total:,} in "
                     f"{len(set(shards.paths))} files: if these are all, "
                     f"--config.{key}={shards.total}"
                 )
             self._sources[split] = source
+        return self.num_examples(split)
+
+    def source(self, split: str) -> Source:
+        """The records of a split that is opened."""
         return self._sources[split]
 
-    def decode_all(self, source: Any) -> None:
+    def decode_all(self, source: Source) -> None:
         """Decodes every record that the scan has not decoded; DataError if one cannot be."""
 
     def check(self, split: str) -> list[str]:
-        self.num_examples(split)  # refuses what a run refuses besides the records
-        listed, counted = self.source(split).shards, self.open(split, trust_manifest=False)
+        self.open(split)  # refuses what a run refuses besides the records
+        listed, counted = self.source(split).shards, self.open_records(split, trust_manifest=False)
         self.decode_all(counted)
         rows = zip(listed.paths, listed.counts, counted.shards.counts, strict=True)
         return [
@@ -85,7 +93,7 @@ class RecordBenchmark(Benchmark):
     def train_ids(self, batch_size: int, step: int) -> list[int]:
         return self.order(batch_size).batch_ids(step).tolist()
 
-    def describe(self, ids: list[int]) -> list[str]:
+    def describe_examples(self, ids: list[int]) -> list[str]:
         return [self.source("train").shards.where(i) for i in ids]
 
     def identity(self, split: str) -> Identity:

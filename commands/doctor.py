@@ -20,10 +20,11 @@ from engine import devices, mlperf, sharding
 from engine.checkpoint import saver
 from engine.checkpoint.manifest import OtherData
 from engine.checkpoint.model_source import open_checkpoint
-from engine.checks import check_count, check_plan, notes_of
+from engine.checks import check_plan, notes_of
 from engine.cluster import guard, processes
 from engine.locations import check_folder
 from engine.plan import Plan, Programs, Settings, make_plan
+from engine.run import check_count, host_bytes
 from engine.step import TrainState, checkpoint_items
 
 _LOCK = "/tmp/libtpu_lockfile"
@@ -67,6 +68,12 @@ class Case:
     def benchmark(self) -> Benchmark:
         return self.settings.load_benchmark(self.cache)
 
+    def open_data(self) -> Benchmark:
+        """The benchmark with opened data; raises what is wrong with them."""
+        for split in ("train", "eval"):
+            self.benchmark.open(split)
+        return self.benchmark
+
     @functools.cached_property
     def programs(self) -> Programs:
         """The run's; they read the data of `benchmark`, which are opened once."""
@@ -75,15 +82,17 @@ class Case:
 
     @functools.cached_property
     def plan(self) -> Plan:
-        """The run's plan, for one example if their number is neither in the data nor declared."""
+        """The run's plan; for the published number of examples if the data cannot be counted."""
         if self.settings.mlperf.format:
             mlperf.check_run(self.programs, True)
-            self.programs = mlperf.declared(self.programs, self.cache)
+            declared = mlperf.declared(self.settings, self.open_data())
+            self.programs = Programs.make(declared, self.cache)
+        benchmark = self.programs.benchmark
         try:
-            count = self.programs.benchmark.num_examples("train")
+            count = benchmark.open("train")
         except Exception:  # the check of the data says why
-            count = self.programs.benchmark.nominal_examples("train") or 1
-        return make_plan(self.programs.settings, self.programs.benchmark, count)
+            count = benchmark.nominal_examples("train") or benchmark.open("train")
+        return make_plan(self.programs.settings, benchmark, count)
 
     @functools.cached_property
     def state(self) -> TrainState:
@@ -196,9 +205,9 @@ def _workdir(case: Case) -> Iterator[Finding]:
 
 
 def _data(case: Case) -> Iterator[Finding]:
-    settings, benchmark = case.settings, case.benchmark
-    train, held_out = benchmark.num_examples("train"), benchmark.num_examples("eval")
-    check_count(benchmark, train)
+    settings, benchmark = case.settings, case.open_data()
+    train, held_out = map(benchmark.num_examples, ("train", "eval"))
+    check_count(benchmark)
     yield Finding("ok", f"{train:,} {benchmark.unit} to train, {held_out:,} to evaluate")
     if train < settings.train_batch_size:
         text = f"a batch of {settings.train_batch_size} is more than one epoch"
@@ -210,9 +219,8 @@ def _plan(case: Case) -> Iterator[Finding]:
     plan, programs = case.plan, case.programs
     check_plan(programs, plan, case.state, True)
     total, size = plan.total_steps, case.settings.train_batch_size
-    if plan.num_examples > 1:
-        unit, epochs = programs.benchmark.unit, total * size / plan.num_examples
-        yield Finding("ok", f"{total:,} steps of {size:,} {unit} = {epochs:.2f} epochs")
+    unit, epochs = programs.benchmark.unit, total * size / plan.num_examples
+    yield Finding("ok", f"{total:,} steps of {size:,} {unit} = {epochs:.2f} epochs")
     yield from (Finding("warn", note) for note in notes_of(plan))
 
 
@@ -221,7 +229,7 @@ def _checkpoint(case: Case) -> Iterator[Finding]:
     if not case.resumes:
         return
     programs = case.programs
-    data = [case.benchmark.identity(split) for split in ("train", "eval")]
+    data = [case.open_data().identity(split) for split in ("train", "eval")]
     items = checkpoint_items(case.state, programs.abstract_totals(case.state))
 
     def compare(step: int) -> Any:
@@ -246,18 +254,16 @@ def _records(case: Case) -> Iterator[Finding]:
         if not errors:
             count = benchmark.num_examples(split)
             yield Finding("ok", f"the {split} split is fit: read all {count:,} {benchmark.unit}")
-            for status, text, fix in benchmark.remarks(split):
+            for status, text, fix in benchmark.data_warnings(split):
                 yield Finding("warn" if status == "warn" else "ok", text, fix)
 
 
 def _memory(case: Case) -> Iterator[Finding]:
-    settings, benchmark, hosts = case.settings, case.benchmark, jax.process_count()
-    needed = benchmark.host_bytes("train", settings.train_batch_size, hosts)
-    needed |= benchmark.host_bytes("eval", settings.eval_batch_size, hosts)
+    needed = host_bytes(case.open_data(), case.settings, "train", "eval")
     total, free = sum(needed.values()), guard.memory_free()
     text = f"input needs about {total / 1e9:.1f} GB of this host, {free / 1e9:.1f} GB are free"
     if total > 0.8 * free:
-        yield Finding("fail", text, guard.less_memory(needed, settings.config))
+        yield Finding("fail", text, guard.less_memory(needed, case.settings.config))
     else:
         yield Finding("ok", text)
 

@@ -39,7 +39,7 @@ def run(settings: Settings) -> None:
         if path and not epath.Path(path).exists():
             problem = ": there is no such file or folder"
         raise ConfigError(f"config.init_from={path!r}{problem}")
-    num_examples = benchmark.nominal_examples("train") or benchmark.num_examples("train")
+    num_examples = benchmark.nominal_examples("train") or benchmark.open("train")
     plan = make_plan(settings, benchmark, num_examples)
     state = state_of(imported.params, imported.model_state, plan.step_settings)
     wanted = programs.abstract_state(plan)

@@ -29,7 +29,7 @@ from benchmarks.base import BATCH_AXES, Benchmark
 from common import entry
 from common.console import hms
 from common.errors import ConfigError, UserError, one_line
-from engine.checks import check_plan
+from engine.checks import check_plan, check_settings
 from engine.forecast import estimates, kernels, topology
 from engine.forecast.estimates import Job, Outcome, Stage
 from engine.forecast.flops import count_flops
@@ -202,11 +202,11 @@ def compiled(
         devices: Any = topologies.get_topology_desc(one.name, "tpu", **one.options).devices
         programs = Programs.make(settings, devices=devices)
         benchmark = programs.benchmark
-        examples = benchmark.nominal_examples("train") or benchmark.num_examples("train")
+        examples = benchmark.nominal_examples("train") or benchmark.open("train")
         plan = make_plan(settings, benchmark, examples)
-        is_sure = bool(benchmark.declared_examples("train"))
-        checked = plan if is_sure else dataclasses.replace(plan, num_examples=1)
-        check_plan(programs, checked, programs.abstract_state(plan), True)
+        check_settings(programs, True)
+        if benchmark.declared_examples("train"):
+            check_plan(programs, plan, programs.abstract_state(plan), True)
         job = _job(programs, plan)
         for step in steps:
             progress(f"compiling the {step} step")
@@ -237,7 +237,7 @@ def _job(programs: Programs, plan: Plan) -> Job:
         batch=settings.train_batch_size,
         eval_batch=settings.eval_batch_size,
         examples=plan.num_examples,
-        eval_examples=benchmark.nominal_examples("eval") or benchmark.num_examples("eval"),
+        eval_examples=benchmark.nominal_examples("eval") or benchmark.open("eval"),
         steps=plan.total_steps,
         evaluations=plan.evaluations,
         forward_flops=_forward_flops(benchmark),

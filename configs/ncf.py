@@ -23,8 +23,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.data_env = "MLP_PATH_GCS_NCF"
     config.min_ratings = 20  # users with fewer are left out
     # All three 0 = as many as the data hold (without data, as in preflight: ml-20m's 138493, 26744
-    # and 20000263). Other numbers must agree with the data; the steps are then compiled before the
-    # data are opened.
+    # and 20000263). Other numbers must agree with the data.
     config.num_users = 0
     config.num_items = 0
     config.num_ratings = 0

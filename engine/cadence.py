@@ -37,7 +37,7 @@ _UNITS: dict[str, tuple[str, int]] = {
 _DURATION = re.compile(
     r"(-?(?:[0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18})(?:e[+-]?[0-9]{1,2})?)\s*([a-z]*)"
 )
-_MAX_STEPS = 2**31 - 1  # the state counts steps in int32
+MAX_STEPS = 2**31 - 1  # the state counts steps in int32
 _IN_STEPS = "a number of steps, or a string such as '500 steps', '2.5 epochs', '1e6 examples'"
 _FOR_EVERY = f"{_IN_STEPS}, '60 seconds', '32, 48 epochs'; 0 for never"
 
@@ -189,8 +189,8 @@ def _parse(
         return amount, True
     examples = {"steps": batch_size, "epochs": num_examples, "examples": 1}[unit]
     steps = amount * examples / batch_size
-    if steps > _MAX_STEPS:
-        raise _error(name, duration, f"is more than {_MAX_STEPS:,} steps", accepted)
+    if steps > MAX_STEPS:
+        raise _error(name, duration, f"is more than {MAX_STEPS:,} steps", accepted)
     return steps, False
 
 

@@ -1,27 +1,33 @@
 """What a run refuses at its start, once its length is known; --mode=doctor refuses the same."""
 
 from collections.abc import Iterator
+from typing import Any
 
-from benchmarks.base import Benchmark
-from common.errors import ConfigError, DataError
-from engine import mlperf
-from engine.plan import Plan, Programs
+from common.errors import ConfigError
+from engine import mlperf, optim, schedules
+from engine.cadence import MAX_STEPS, to_steps
+from engine.plan import Plan, Programs, Settings, intervals
 from engine.report.writers import Profiler
 from engine.step import TrainState
 
 
-def check_plan(programs: Programs, plan: Plan, state: TrainState, evaluating: bool) -> None:
-    """Refuses values that a run could not use, before anything is compiled.
+def check_schedule(settings: Settings) -> None:
+    """Refuses durations, a schedule or an optimizer that work with no number of examples.
 
-    `state` is the plan's initial state, or its shapes. A plan for one example is one whose examples
-    nobody could count: its number of steps is not looked at. UserError names the key.
+    So they are refused before the data are counted. `make_plan` refuses the others.
     """
-    settings, total = programs.settings, plan.total_steps
-    is_counted = plan.num_examples > 1
+    sizes: Any = {"batch_size": settings.train_batch_size, "num_examples": 1}  # the shortest epoch
+    intervals(settings, sizes)
+    to_steps(settings.train_steps, **sizes, name="train_steps")
+    rate = schedules.make(settings, train_steps=MAX_STEPS, **sizes)  # the longest run
+    optim.make(settings, rate, lambda params: params, lambda params: params)
+
+
+def check_settings(programs: Programs, evaluating: bool) -> None:
+    """Refuses values that no run on these devices could use; UserError names the key."""
+    settings = programs.settings
     if settings.profile_steps:
-        profiler = Profiler(settings.profile_steps, settings.workdir)
-        if is_counted:
-            profiler.check(total)
+        Profiler(settings.profile_steps, settings.workdir)
     if settings.check_devices_every and programs.mesh.size == 1:
         raise ConfigError(
             f"config.check_devices_every={settings.check_devices_every} compares devices, and this "
@@ -32,9 +38,20 @@ def check_plan(programs: Programs, plan: Plan, state: TrainState, evaluating: bo
             f"config.patience={settings.patience} needs evaluations, which --mode=train leaves "
             "to another process: use --mode=train_and_eval or --config.patience=0"
         )
+
+
+def check_plan(programs: Programs, plan: Plan, state: TrainState, evaluating: bool) -> None:
+    """Refuses values that a run of this length could not use, before anything is compiled.
+
+    `state` is the plan's initial state, or its shapes. UserError names the key.
+    """
+    check_settings(programs, evaluating)
+    settings, total = programs.settings, plan.recipe.total_steps
+    if settings.profile_steps:
+        Profiler(settings.profile_steps, settings.workdir).check(total)
     first = plan.eval_every.next_after(0)
     is_late = first is None or first >= total
-    if settings.patience and is_counted and is_late and not plan.eval_every.by_clock:
+    if settings.patience and is_late and not plan.eval_every.by_clock:
         raise ConfigError(_too_late_for_patience(programs, plan))
     if settings.mlperf.format and all((log := mlperf.Follower(programs)).examples.values()):
         log.facts(plan, state.params)
@@ -56,15 +73,8 @@ def _too_late_for_patience(programs: Programs, plan: Plan) -> str:
     )
 
 
-def check_count(benchmark: Benchmark, count: int) -> None:
-    """Raises DataError if the data hold another number of training examples than is declared."""
-    declared, unit = benchmark.declared_examples("train"), benchmark.unit
-    if declared not in (0, count):
-        raise DataError(f"the data hold {count:,} {unit} to train, declared are {declared:,}")
-
-
 def notes_of(plan: Plan) -> Iterator[str]:
     """Sentences about a plan that a user should know before training."""
     warmup = plan.learning_rate.warmup_steps
-    if plan.num_examples > 1 and warmup > plan.total_steps:
+    if warmup > plan.total_steps:
         yield f"the warm-up of {warmup:,.0f} steps does not end within the run"

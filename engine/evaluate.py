@@ -25,7 +25,6 @@ from engine import compiler, mlperf, sharding
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.manifest import compare_data
 from engine.cluster import preemption, processes, watchdog
-from engine.cluster.guard import afford
 from engine.cluster.watchdog import Background
 from engine.feed import Feed
 from engine.plan import Plan, Settings, evaluated_weights, make_plan
@@ -186,8 +185,7 @@ def examining(settings: Settings, checkpoint: str, wait: float = 0.0) -> Iterato
         raise CheckpointError(f"no checkpoint in {folder}; is --workdir right?")
     run = Run.open(settings, trains=False)
     with run.watched():
-        processes.first_process_first(lambda: run.benchmark.num_examples("eval"))
-        afford(run.host_bytes("eval"), settings.config)
+        run.open_data("eval")
         checkpoints = Checkpointer(str(folder), keep=settings.keep_checkpoints, best=None)
         if wait and checkpoint == "latest":
             next_step(checkpoints, -1, wait)

@@ -40,7 +40,7 @@ class Intervals:
         self._learning_rate = jax.jit(plan.learning_rate)
         self._next_evaluation = plan.eval_every.next_after if evaluating else None
         self._progress = Progress(step, self._total)
-        self._bottleneck = Bottleneck(run.benchmark.advice)
+        self._bottleneck = Bottleneck(run.benchmark.input_advice)
         self._pending: tuple[int, Any] | None = None  # an interval that is not yet reported
         self._has_line = False  # whether the user has seen how fast the run is
 

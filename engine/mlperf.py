@@ -7,7 +7,6 @@ There are two formats: 'mllog', the `:::MLLOG` lines of MLPerf Training 0.7 to 4
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
 import json
 import logging
@@ -26,10 +25,11 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from benchmarks import mlperf as rules
+from benchmarks.base import Benchmark
 from common.errors import ConfigError, one_line
 from engine import sharding
 from engine.cluster import processes
-from engine.plan import Plan, Programs, make_plan, read_settings
+from engine.plan import Plan, Programs, Settings, make_plan, read_settings
 from engine.run import Run
 
 LOG = "mlperf.log"  # in the workdir
@@ -55,30 +55,26 @@ class Log:
         """Logs the end of the run, however it ended."""
 
 
-def declare_examples(run: Run, evaluating: bool) -> Run:
-    """Opens the data before the clock starts, and returns the run with their numbers declared.
+def declare_examples(settings: Settings, evaluating: bool) -> Settings:
+    """Counts the data before the clock of a run starts; the numbers are in the returned settings.
 
-    What a run without a log refuses before it compiles is refused here. Nothing of the data stays
-    in memory: the run opens them again when its clock runs. `data_index` spares it the counting.
+    Nothing of the data stays in memory: the run opens them again when its clock runs.
     """
-    check_run(run.programs, evaluating)
-    log, settings = Follower(run.programs), run.settings
-    plan = make_plan(settings, run.benchmark, log.examples["train"] or 1)
-    if all(log.examples.values()):  # forbidden values are found before it reads the data
-        log.facts(plan, run.programs.abstract_state(plan).params)
-    run.count_examples(evaluating)
-    programs = declared(run.programs, f"{settings.workdir}/data_index")
-    return dataclasses.replace(run, settings=programs.settings, programs=programs)
+    with Run.at_work(settings) as (run, _):
+        check_run(run.programs, evaluating)
+        log = Follower(run.programs)
+        if all(log.examples.values()):  # forbidden values are found before it reads the data
+            plan = make_plan(settings, run.benchmark, log.examples["train"])
+            log.facts(plan, run.programs.abstract_state(plan).params)
+        run.open_data("train", "eval")
+        return declared(settings, run.benchmark)
 
 
-def declared(programs: Programs, cache_dir: str) -> Programs:
-    """The programs with the numbers of the data in the config, and with data that are unopened."""
-    settings, config = programs.settings, ConfigDict(programs.settings.config)
-    sizes = programs.benchmark.data_sizes()
+def declared(settings: Settings, benchmark: Benchmark) -> Settings:
+    """The settings with the numbers of the opened data in the config."""
+    config, sizes = ConfigDict(settings.config), benchmark.data_sizes()
     config.update({key: n for key, n in sizes.items() if not config[key]})
-    settings = read_settings(config.lock(), settings.workdir, settings.origin)
-    unopened = settings.load_benchmark(cache_dir)
-    return dataclasses.replace(programs, settings=settings, benchmark=unopened)
+    return read_settings(config.lock(), settings.workdir, settings.origin)
 
 
 def check_run(programs: Programs, evaluating: bool) -> None:
@@ -112,8 +108,10 @@ def check_run(programs: Programs, evaluating: bool) -> None:
         )
 
 
-def begin_log(programs: Programs, started: float) -> Follower:
+def begin_log(programs: Programs, started: float) -> Log:
     """Makes the log of a run, whose initialisation began `started` seconds after 1970."""
+    if not programs.settings.mlperf.format:
+        return Log()
     if jax.process_index() > 0:
         return Follower(programs)
     return {"mllog": _Mllog, "v0.5": _V05}[programs.settings.mlperf.format](programs, started)

@@ -114,6 +114,13 @@ def read_settings(config: Any, workdir: str = "", origin: Mapping[str, Any] = {}
     )
 
 
+def intervals(settings: Settings, sizes: Any) -> list[Every]:
+    """When a run evaluates, saves and logs."""
+    keys = "steps_per_eval", "steps_per_checkpoint", "log_step_count_steps"
+    evals, *others = (Every.parse(getattr(settings, key), **sizes, name=key) for key in keys)
+    return [evals.since(settings.eval_offset, **sizes, name="eval_offset"), *others]
+
+
 def _is_due(every: Every, step: int) -> bool:
     """Whether it is time, on every process alike; call it once per step."""
     if not every.by_clock or jax.process_count() == 1:
@@ -164,21 +171,15 @@ def make_plan(settings: Settings, benchmark: Benchmark, num_examples: int) -> Pl
     of parameters raise it for parts that the model lacks.
     """
     sizes: Any = {"batch_size": settings.train_batch_size, "num_examples": num_examples}
-
-    def every(key: str) -> Every:
-        return Every.parse(getattr(settings, key), **sizes, name=key)
-
+    eval_every, save_every, log_every = intervals(settings, sizes)
     total = to_steps(settings.train_steps, **sizes, name="train_steps")
-    eval_every = every("steps_per_eval").since(settings.eval_offset, **sizes, name="eval_offset")
-    save_every, log_every = every("steps_per_checkpoint"), every("log_step_count_steps")
     every_average = settings.moving_average_every
-    # train.py plans with one example before it counts them.
-    if settings.moving_average_decay and every_average > total and num_examples > 1:
+    if settings.moving_average_decay and every_average > total:
         raise ConfigError(
             f"config.moving_average_every={every_average}: the run has only {total} steps, so the "
             "average would stay at the initial weights: give at most that many"
         )
-    benchmark.planned(total)
+    benchmark.set_total_steps(total)
     rate = schedules.make(settings, train_steps=total, **sizes)
 
     # The parameters that config keys name.

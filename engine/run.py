@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from benchmarks.base import Benchmark
 from common import console
-from common.errors import RESTART
+from common.errors import RESTART, DataError
 from engine import compiler, devices, environment, sharding
 from engine.cluster import guard, hostlog, preemption, processes, watchdog
 from engine.locations import check_folder
@@ -65,24 +65,23 @@ class Run:
         proportions = self.benchmark.proportions
         return {"metrics": self.metrics, "percent": percent, "proportions": proportions}
 
-    def count_examples(self, evaluating: bool) -> int:
-        """Opens the data and returns the number of training examples."""
-        settings, benchmark = self.settings, self.benchmark
+    def open_data(self, *splits: str) -> None:
+        """Opens splits, on host 0 first, and checks that their input fits into memory."""
+        benchmark = self.benchmark
         with watchdog.during("opening the data"):
-            count = processes.first_process_first(lambda: benchmark.num_examples("train"))
-            if evaluating:
-                processes.first_process_first(lambda: benchmark.num_examples("eval"))
-        splits = ("train", "eval") if evaluating else ("train",)
-        guard.afford(self.host_bytes(*splits), settings.config)
-        return count
+            processes.first_process_first(lambda: [*map(benchmark.open, splits)])
+        if "train" in splits:
+            check_count(benchmark)
+        guard.afford(host_bytes(benchmark, self.settings, *splits), self.settings.config)
 
-    def host_bytes(self, *splits: str) -> dict[tuple[str, ...], int]:
-        """Bytes that the input of splits needs on this host, by the config keys that decide."""
-        sizes = {"train": self.settings.train_batch_size, "eval": self.settings.eval_batch_size}
-        needed: dict[tuple[str, ...], int] = {}
-        for split in splits:
-            needed |= self.benchmark.host_bytes(split, sizes[split], jax.process_count())
-        return needed
+    @classmethod
+    @contextlib.contextmanager
+    def at_work(cls, settings: Settings) -> Iterator[tuple[Self, guard.Guard]]:
+        """A run that has the lock of its workdir, with the watchdog looking on."""
+        run = cls.open(settings)
+        holder = guard.Guard(settings.workdir, run.mesh, settings.host_memory_limit)
+        with contextlib.closing(holder), run.watched():
+            yield run, holder
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
@@ -100,6 +99,25 @@ class Run:
         )
         with contextlib.closing(dog):
             yield
+
+
+def host_bytes(
+    benchmark: Benchmark, settings: Settings, *splits: str
+) -> dict[tuple[str, ...], int]:
+    """Bytes that the input of opened splits needs on this host, by the config keys that decide."""
+    needed: dict[tuple[str, ...], int] = {}
+    for split in splits:
+        size = getattr(settings, f"{split}_batch_size")
+        needed |= benchmark.host_bytes(split, size, jax.process_count())
+    return needed
+
+
+def check_count(benchmark: Benchmark) -> None:
+    """Raises DataError if the data hold another number of training examples than is declared."""
+    declared, count = benchmark.declared_examples("train"), benchmark.num_examples("train")
+    if declared not in (0, count):
+        held = f"{count:,} {benchmark.unit} to train"
+        raise DataError(f"the data hold {held}, declared are {declared:,}")
 
 
 def _note_progress(text: str) -> None:

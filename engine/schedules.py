@@ -87,7 +87,7 @@ def make(settings: Schedule, *, batch_size: int, train_steps: int, num_examples:
             f"config.warmup_epochs={settings.warmup_epochs}: must be less than "
             f"config.schedule_epochs={settings.schedule_epochs}"
         )
-    if warmup > max(_LONGEST_WARMUP, train_steps) and num_examples > 1:  # 1: not counted yet
+    if warmup > max(_LONGEST_WARMUP, train_steps):
         raise ConfigError(
             f"config.warmup_steps={settings.warmup_steps!r}: a run of {train_steps:,} steps would "
             f"end at a rate near 0; use at most '{_LONGEST_WARMUP} steps', or '' for none"

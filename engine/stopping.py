@@ -17,7 +17,7 @@ class StoppingRule:
         self._run, self._plan, self._reporter = run, plan, reporter
         self._evaluating, settings = evaluating, run.settings
         # So many evaluations without a better score end the run; 0: none do.
-        own = run.benchmark.own_patience if evaluating and settings.stop_at_target else 0
+        own = run.benchmark.default_patience if evaluating and settings.stop_at_target else 0
         self._patience = settings.patience or own
 
     def scores(self, step: int) -> dict[str, float]:
@@ -67,7 +67,7 @@ class StoppingRule:
             met = "reached" if score >= target.value else "NOT reached"
             goal = f"; target {number(metric, target.value)} {met}" if target.value > 0 else ""
             highest = number(metric, self.scores(best)[metric])
-            count = self._run.benchmark.num_examples("eval")
+            count = self._run.benchmark.open("eval")  # an earlier run may have evaluated
             shown = self._reporter.quantity(metric, score, count)
             text += f", {shown} (best {highest} at step {best:,}){goal}"
         if self._is_stuck(step):

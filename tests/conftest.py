@@ -257,6 +257,7 @@ def untrained_run(tmp_path_factory, tiny_records):
     state = run.programs.initial_state(plan)._replace(step=jnp.int32(4))
     totals = run.programs.zeros(run.programs.abstract_totals(state))()
     checkpoints = Checkpointer(f"{run.settings.workdir}/checkpoints", keep=1, best=lambda: None)
+    opened(run.benchmark)
     checkpoints.save(4, **checkpoint_items(state, totals), manifest=describe_run(run.programs, 90))
     checkpoints.close()
     return workdir
@@ -267,6 +268,13 @@ def make_programs(config, cache_dir=""):
     from engine.plan import Programs, read_settings
 
     return Programs.make(read_settings(config), str(cache_dir))
+
+
+def opened(benchmark, *splits):
+    """The benchmark with opened data, of both splits if none is named."""
+    for split in splits or ("train", "eval"):
+        benchmark.open(split)
+    return benchmark
 
 
 def plan_of(config, num_examples):

@@ -127,9 +127,10 @@ def test_a_damaged_image_that_training_meets(gcs, tiny_records, tmp_path):
     """One line names the file and the record, and the checkpoint stays."""
     config = make_tiny_config(tiny_records, steps_per_checkpoint="1", steps_per_eval="12")
     benchmark = read_settings(config).load_benchmark(f"{tmp_path}/index")
+    benchmark.open("train")
     batches = [benchmark.train_ids(16, step) for step in range(6)]
     (late, *_) = set(batches[5]) - set(sum(batches[:5], []))
-    file, record = benchmark.describe([late])[0].split(", ")
+    file, record = benchmark.describe_examples([late])[0].split(", ")
     folder = shutil.copytree(tiny_records, tmp_path / "records")
 
     def cut(feature):

@@ -12,7 +12,7 @@ from benchmarks.base import Group, HostBatch, Identity, Spec, Target
 from benchmarks.detection import coco, records, weights
 from benchmarks.detection.scoring import Scorer, headline
 from benchmarks.detection.settings import Data, Settings
-from benchmarks.records import RecordBenchmark
+from benchmarks.records import RecordBenchmark, Source
 from common.data import files
 from common.data.decoding import Reader
 from common.data.shards import tensorflow
@@ -22,11 +22,8 @@ from common.images import pixels
 _OBJECTS = 16  # in an image of a fake batch, at most
 _FROZEN = "bn_statistics='frozen' keeps the BatchNorm"
 Leaves = dict[str, tuple[tuple[int, ...], Any]]  # name -> (shape of an example, dtype)
-COCO = {
-    "train": 117_266,
-    "eval": 5_000,
-    "classes": 80,
-}  # sizes of COCO 2017; training images with boxes
+# The sizes of COCO 2017; training images with boxes.
+COCO = {"train": 117_266, "eval": 5_000, "classes": 80}
 
 
 def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,7 +31,7 @@ def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, A
     return {**values, "num_classes": len(x)} if (x := manifest.get("categories")) else values
 
 
-class Detector(RecordBenchmark):
+class Detector(RecordBenchmark[Source]):
     """A benchmark that finds objects in images.
 
     `predict` returns image_id int32[b] and D detections of each image: score f32[b, D] (0 is
@@ -45,8 +42,9 @@ class Detector(RecordBenchmark):
     settings: Any  # a subclass of `Settings`
     library: Any = None  # the module of the other library's names, see `detection.weights`
     unit = "images"
+    nominal_sizes = COCO
     scores_in_background = True  # COCO's score of 5,000 images takes about 4 minutes
-    advice = {
+    input_advice = {
         "reading": "move the records closer (a bucket of this region, a faster disk), or raise "
         "--config.input_streams",
         "decoding": "use a machine with more CPU cores, or store smaller images",
@@ -55,6 +53,7 @@ class Detector(RecordBenchmark):
     image_key = "image_size"  # the config's key that decides how large the images of a batch are
 
     def __init__(self, settings: Settings, cache_dir: str):
+        super().__init__()
         self.settings, self._cache_dir = settings, cache_dir
         self.targets = (Target("mAP", settings.detection.target),)
         rate, groups = settings.tuning.head_learning_rate, self.groups
@@ -122,7 +121,7 @@ class Detector(RecordBenchmark):
         count = self.keys.num_classes or known[-1][0]
         return tuple((number, names.get(number, "")) for number in range(1, count + 1))
 
-    def open(self, split: str, trust_manifest: bool = True) -> Any:
+    def open_records(self, split: str, trust_manifest: bool = True) -> Any:
         """The images of a split, a `records.Source`; evaluation needs all annotated ones."""
         annotations, keys = self.annotations, self.keys
         source = records.open_records(
@@ -157,7 +156,7 @@ class Detector(RecordBenchmark):
 
         Reader(source.shards, pixels.jpegs_first(decode), source.check).decode_all()
 
-    def remarks(self, split: str) -> list[coco.Finding]:
+    def data_warnings(self, split: str) -> list[coco.Finding]:
         return coco.oddities(self.annotations) if split == "eval" else []
 
     @functools.cached_property
@@ -166,9 +165,6 @@ class Detector(RecordBenchmark):
         if self.keys.num_classes or not self.keys.data_dir:
             return self.keys.num_classes or COCO["classes"]
         return len(self.categories)
-
-    def nominal_examples(self, split: str) -> int:
-        return self.declared_examples(split) or COCO[split]
 
     @property
     def metadata(self) -> dict[str, Any]:

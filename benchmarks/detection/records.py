@@ -277,7 +277,12 @@ def _scan_file(
 
     def check(chunk: Any, first: int) -> None:
         parsed = tf.io.parse_example(chunk, features)
-        columns = {name: _rows(values) for name, values in parsed.items()}
+        columns: dict[str, Any] = {
+            name: np.split(x.values.numpy(), x.row_splits.numpy()[1:-1])
+            if isinstance(x, tf.RaggedTensor)
+            else x.numpy()
+            for name, x in parsed.items()
+        }
         for i in range(len(chunk)):
             row, record = {k: v[i] for k, v in columns.items()}, record_name(path, first + i)
             if error := _record_error(row, category_ids):
@@ -294,13 +299,6 @@ def _scan_file(
     schema = "the schema of detection records (image/encoded, image/object/bbox/xmin, ...)"
     caches.count_records(path, check, schema)
     return {"boxes": boxes, "upright": upright, "ids": ids}
-
-
-def _rows(values: Any) -> list[Any]:
-    """The value of each record, from a tensor or a ragged one."""
-    if not hasattr(values, "row_splits"):
-        return list(values.numpy())
-    return np.split(values.values.numpy(), values.row_splits.numpy()[1:-1])
 
 
 def _record_error(row: dict[str, Any], category_ids: tuple[int, ...]) -> str:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks.base import Benchmark, HostBatch, Identity, Spec, Target, Terms, mean_scores
+from benchmarks.base import Benchmark, HostBatch, Identity, Model, Spec, Target, Terms, mean_scores
 from benchmarks.ncf import models
 from benchmarks.ncf.input_pipeline import NegativeSampler
 from benchmarks.ncf.ratings import ML_20M, TARGET, Interactions, load_interactions
@@ -68,33 +68,52 @@ def make(config: Any, cache_dir: str) -> Ncf:
     return Ncf(settings, cache_dir)
 
 
+def stopping(target: float, sizes: Mapping[str, int]) -> tuple[float, int]:
+    """(target, patience) on ratings of these sizes; MLPerf's target counts on ml-20m alone."""
+    return (0.0, _PATIENCE) if target == TARGET and sizes != ML_20M else (target, 0)
+
+
+def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of a checkpoint, with the target and the patience that its ratings had."""
+    if not (users := manifest.get("num_users")):  # trained on a random batch
+        return values
+    positives = manifest["num_train_examples"] // (1 + values["train_negatives"])
+    counts = users, manifest["num_items"], positives + users
+    target, patience = stopping(values["target"], dict(zip(ML_20M, counts, strict=True)))
+    patience = values["patience"] or patience * values["stop_at_target"]
+    return {**values, "target": target, "patience": patience}
+
+
+MODEL = Model(restored=restored)
+
+
 class Ncf(Benchmark):
     """NeuMF trained on pairs of a user and an item, rated or not; evaluated on rankings of items.
 
     An epoch has each positive once, and `train_negatives` items that this epoch draws for it.
     """
 
+    data: Interactions  # who rated what, once that is opened: both splits
+
     def __init__(self, settings: Settings, cache_dir: str):
         self.targets = (Target(f"hr_at_{models.TOP}", settings.target),)
         self.settings, self._cache_dir = settings, cache_dir
 
-    @functools.cached_property
+    @property
     def model(self) -> models.NeuMF:
+        """The network; ml-20m's where neither the config nor opened ratings say how large it is."""
         settings = self.settings
-        if settings.num_users:
-            users, items = settings.num_users, settings.num_items
-        elif settings.data_dir:
-            users, items = self.data.num_users, self.data.num_items
-        else:  # as in preflight, which has no data
-            users, items = ML_20M["num_users"], ML_20M["num_items"]
+        sizes = _sizes(self.data) if hasattr(self, "data") else ML_20M
+        users, items = (getattr(settings, key) or sizes[key] for key in ("num_users", "num_items"))
         return models.NeuMF(users, items, settings.gmf_dim, tuple(settings.mlp_layers))
 
     # Data.
 
-    @functools.cached_property
-    def data(self) -> Interactions:
-        """Who rated what; DataError if the ratings are not those that the config declares."""
+    def open(self, split: str) -> int:
+        """Also refuses other sizes than declared, and sets the target for these ratings."""
         settings = self.settings
+        if hasattr(self, "data"):
+            return self.num_examples(split)
         cache = f"{self._cache_dir}/interactions" if self._cache_dir else ""
         seed = settings.seed if settings.eval_holdout == "random" else None
         data = load_interactions(settings.data_dir, settings.min_ratings, cache, seed)
@@ -106,15 +125,15 @@ class Ncf(Benchmark):
                     f"config.{key}={getattr(settings, key)}, but {settings.data_dir} holds {size}: "
                     f"is it the right data set? If so, use {flags}, or 0 for each"
                 )
-        if sizes != ML_20M and settings.target == TARGET:
-            self.targets, self.own_patience = (Target(self.targets[0].metric, 0.0),), _PATIENCE
         epoch = data.num_positives * (1 + settings.train_negatives)
         if epoch > np.iinfo(np.int32).max:
             raise DataError(
                 f"{settings.data_dir} makes {epoch:,} examples per epoch, more than 2^31: set a "
                 "smaller --config.train_negatives"
             )
-        return data
+        target, self.default_patience = stopping(settings.target, sizes)
+        self.targets, self.data = (Target(self.targets[0].metric, target),), data
+        return self.num_examples(split)
 
     @functools.cached_property
     def _sampler(self) -> NegativeSampler:
@@ -122,21 +141,20 @@ class Ncf(Benchmark):
         return NegativeSampler(self.data, keys.seed, keys.train_negatives, keys.eval_negatives)
 
     def num_examples(self, split: str) -> int:
-        data = self.data
-        return self._count(split, data.num_users, data.num_positives + data.num_users)
+        return self._count(split, _sizes(self.data))
 
     def declared_examples(self, split: str) -> int:
-        return self._count(split, self.settings.num_users, self.settings.num_ratings)
+        return self._count(split, vars(self.settings))
 
     def data_sizes(self) -> dict[str, int]:
         return _sizes(self.data)
 
     def nominal_examples(self, split: str) -> int:
-        ml_20m = self._count(split, ML_20M["num_users"], ML_20M["num_ratings"])
-        return self.declared_examples(split) or ml_20m
+        return self.declared_examples(split) or self._count(split, ML_20M)
 
-    def _count(self, split: str, users: int, ratings: int) -> int:
-        """Examples in `split`; one rating of each user is held out."""
+    def _count(self, split: str, sizes: Mapping[str, int]) -> int:
+        """Examples in `split` of ratings; one of each user is held out."""
+        users, ratings = sizes["num_users"], sizes["num_ratings"]
         return users if split == "eval" else (ratings - users) * (1 + self.settings.train_negatives)
 
     @property
@@ -178,16 +196,16 @@ class Ncf(Benchmark):
         positions = np.arange(step * batch_size, (step + 1) * batch_size)
         return self._sampler.examples(positions)[1].tolist()
 
-    def describe(self, ids: list[int]) -> list[str]:
+    def describe_examples(self, ids: list[int]) -> list[str]:
         return [self._sampler.describe(i) for i in ids]
 
-    def notes(self, norm_examples: int, evaluating: bool) -> list[str]:
-        if not self.own_patience:
+    def run_notes(self, norm_examples: int, evaluating: bool) -> list[str]:
+        if not self.default_patience:
             return []
         return [
             f"the target of {TARGET} is for ml-20m, and these are other ratings: with "
-            f"config.stop_at_target the run ends when {self.own_patience} evaluations brought no "
-            "better score; --config.patience and --config.target change that"
+            f"config.stop_at_target the run ends when {self.default_patience} evaluations brought "
+            "no better score; --config.patience and --config.target change that"
         ]
 
     def host_bytes(
@@ -222,7 +240,8 @@ class Ncf(Benchmark):
 
     def logits(self, params: Any, users: jax.Array, items: jax.Array) -> jax.Array:
         """f32[b, n] for users i32[b], rows of the table in `params`, and items i32[b, n]."""
-        model = self.model.clone(num_users=len(params["users"]["embedding"]))
+        users_of, items_of = (len(params[side]["embedding"]) for side in ("users", "items"))
+        model = self.model.clone(num_users=users_of, num_items=items_of)
         logits: Any = model.apply({"params": params}, users[:, None], items)
         return logits
 

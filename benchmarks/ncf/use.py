@@ -56,10 +56,10 @@ class NcfUses(Items):
         The manifest of the checkpoint has the digest of its rows; `source` is the checkpoint.
         """
         try:
-            digest = self._benchmark.data.rows_digest
+            self._benchmark.open("train")
         except DataError as error:
             raise DataError(f"{error}; --data_dir names another folder of the ratings") from error
-        if digest != manifest["rows_digest"]:
+        if self._benchmark.data.rows_digest != manifest["rows_digest"]:
             raise CheckpointError(
                 f"the ratings in {self._benchmark.settings.data_dir} have other users or items "
                 f"than {source}: give the --data_dir that the model was trained on"

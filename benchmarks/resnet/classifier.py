@@ -49,21 +49,24 @@ _FEW_SHARED = 10  # images that share statistics: below, these are too noisy
 _MICROSECONDS = {"exact": (1500.0, 0.018), "fast": (1430.0, 0.0077)}
 
 
-class ImageClassifier(RecordBenchmark):
+class ImageClassifier(RecordBenchmark[Source]):
     """A ResNet that classifies images."""
 
     proportions = ("top_1_accuracy", "top_5_accuracy")
     unit = "images"
+    nominal_sizes = records.IMAGENET
     larger_windows = True
-    advice = {
+    input_advice = {
         "reading": "move the records closer (a bucket of this region, a faster disk), or raise "
         "--config.input_streams",
         "decoding": "set --config.preprocessing=fast, or use a machine with more CPU cores; if "
         "photos have many megapixels, store smaller ones (--max_side=512 of scripts.prepare), or "
         "set --config.reduced_decoding=True",
     }
+    class_weights: np.ndarray | None = None  # of `config.class_weights` in the loss, f32[K]
 
     def __init__(self, settings: Settings, cache_dir: str):
+        super().__init__()
         self.settings, self.cache_dir = settings, cache_dir
         self.targets = (Target("top_1_accuracy", settings.objective.target, percent=True),)
         self.bn_span = settings.model.bn_span
@@ -82,8 +85,22 @@ class ImageClassifier(RecordBenchmark):
     def keys(self) -> Data:
         return self.settings.data
 
-    def open(self, split: str, trust_manifest: bool = True) -> Source:
-        return records.open_split(self.keys, split, self.cache_dir, trust_manifest)
+    def open_records(self, split: str, trust_manifest: bool = True) -> Source:
+        keys, number = self.keys, self.keys.num_label_classes
+        if keys.dataset != "records":
+            name = keys.dataset.removeprefix("tfds:")
+            return records.open_tfds(name, keys.data_dir, split, number)
+        patterns = keys.train_files if split == "train" else keys.eval_files
+        index = f"{self.cache_dir}/{split}.json"
+        return records.open_records(keys.data_dir, patterns, number, index, split, trust_manifest)
+
+    def open(self, split: str) -> int:
+        """Also weighs the classes; an empty class has no weight and is refused."""
+        count, weighs = super().open(split), self.settings.objective.class_weights
+        if split == "train" and weighs and self.class_weights is None:
+            cache = f"{self.cache_dir}/train_labels.json"
+            self.class_weights = records.class_weights(self.source("train"), cache)
+        return count
 
     def decode_all(self, source: Source) -> None:
         def decode(serialized: Any, only_jpeg: bool) -> dict[str, Any]:
@@ -99,24 +116,9 @@ class ImageClassifier(RecordBenchmark):
         if self.keys.num_label_classes:
             return self.keys.num_label_classes
         if self.keys.dataset.startswith("tfds:"):
-            return self.source("train").num_classes
+            return self.open_records("train").num_classes
         content = records.data_manifest(self.keys)
         return len(records.valid_labels(0, len(content.class_names) if content else 0))
-
-    @functools.cached_property
-    def class_weights(self) -> np.ndarray | None:
-        """The weight of each class in the loss, f32[K], of `config.class_weights`."""
-        if not self.settings.objective.class_weights:
-            return None
-        return records.class_weights(self.source("train"), f"{self.cache_dir}/train_labels.json")
-
-    def num_examples(self, split: str) -> int:
-        if split == "train":
-            _ = self.class_weights  # an empty class is refused before anything is compiled
-        return super().num_examples(split)
-
-    def nominal_examples(self, split: str) -> int:
-        return self.declared_examples(split) or records.IMAGENET[split]
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -288,10 +290,8 @@ class ImageClassifier(RecordBenchmark):
         chosen = self.settings.objective.bn_statistics
         if chosen != "auto":
             return chosen == "frozen"
-        images = self.nominal_examples("train")
-        if self.cache_dir:  # --mode=preflight has none, and reads no data
-            images = self.declared_examples("train") or self.num_examples("train")
-        return images < _FEW_IMAGES or norm_examples < _FEW_SHARED
+        count = self.num_examples if "train" in self._sources else self.nominal_examples
+        return count("train") < _FEW_IMAGES or norm_examples < _FEW_SHARED
 
     @property
     def published(self) -> str:
@@ -306,7 +306,7 @@ class ImageClassifier(RecordBenchmark):
                 "run; or, to train from random weights, --config.bn_statistics=batch"
             )
 
-    def notes(self, norm_examples: int, evaluating: bool) -> list[str]:
+    def run_notes(self, norm_examples: int, evaluating: bool) -> list[str]:
         del evaluating
         notes = []
         if self.keeps_statistics(norm_examples):
@@ -327,7 +327,7 @@ class ImageClassifier(RecordBenchmark):
             raise RuntimeError("image_sizes are parts of a run: its length must be planned first")
         return self._sizes
 
-    def planned(self, total_steps: int) -> None:
+    def set_total_steps(self, total_steps: int) -> None:
         if pairs := self.settings.images.image_sizes:
             self._sizes = Sizes.plan(pairs, total_steps)
 

@@ -17,19 +17,6 @@ from input_pipeline import Source, wrong_label
 IMAGENET = {"train": 1_281_167, "eval": 50_000, "classes": 1_000}  # Russakovsky et al. 2015
 
 
-def open_split(keys: Data, split: str, cache_dir: str, trust_manifest: bool = True) -> Source:
-    """Opens the records, or the set of TFDS, that `config.dataset` names.
-
-    `trust_manifest` is whether the data manifest may spare the scan of records.
-    """
-    number = keys.num_label_classes
-    if keys.dataset == "records":
-        patterns = keys.train_files if split == "train" else keys.eval_files
-        index = f"{cache_dir}/{split}.json"
-        return open_records(keys.data_dir, patterns, number, index, split, trust_manifest)
-    return open_tfds(keys.dataset.removeprefix("tfds:"), keys.data_dir, split, number)
-
-
 def data_manifest(keys: Data) -> manifest.DataManifest | None:
     """The data manifest in the folder of the records, if there is one."""
     has_data = keys.dataset == "records" and keys.data_dir
@@ -47,8 +34,8 @@ def open_records(
     """Opens TFRecords in the ImageNet schema that match `patterns` in a folder, local or gs://.
 
     Each file is read through once to count and check its records, unless it is described by the
-    folder's data manifest; `cache` keeps the counts. `num_classes` is the config's number; 0 takes
-    the number of the data.
+    folder's data manifest and `trust_manifest`; `cache` keeps the counts. `num_classes` is the
+    config's number; 0 takes the number of the data.
 
     Raises:
       ConfigError: the data hold more than `num_classes` classes.

@@ -66,16 +66,18 @@ class Translator(Benchmark):
 
     settings: Any  # a `Settings` with the package's keys
     declared: Mapping[str, str]  # by split, the config key that declares the number of examples
-    nominal_sizes: Mapping[str, int]  # examples by split, and "vocabulary": entries, in MLPerf
+
+    references: list[str]  # the true translations of the opened evaluation
 
     def __init__(self, settings: Settings, cache_dir: str):
+        super().__init__()
         self.settings, self._cache_dir = settings, cache_dir
         self.targets = (Target("BLEU", settings.target),)
 
     # What a package adds.
 
-    def count(self, split: str) -> int:
-        """The number of examples in the data of a split."""
+    def read(self, split: str) -> None:
+        """Opens the data of a split and counts them, for `open`."""
         raise NotImplementedError
 
     def record_files(self, split: str) -> Sequence[str]:
@@ -161,12 +163,13 @@ class Translator(Benchmark):
         """The lengths in tokens that sentences are padded to."""
         return self.settings.eval_lengths
 
-    def num_examples(self, split: str) -> int:
-        if split == "eval":
-            _ = self.references  # they are refused before training, not after it
-        count = self.count(split)
+    def open(self, split: str) -> int:
+        """Also refuses references that do not fit, and records made with another vocabulary."""
+        self.read(split)
+        if split == "eval" and not hasattr(self, "references"):
+            self.references = self._read_references()
         self._check_vocabulary(split)
-        return count
+        return self.num_examples(split)
 
     @functools.lru_cache(2)  # noqa: B019 (a run has one benchmark)
     def _check_vocabulary(self, split: str) -> str:
@@ -181,20 +184,21 @@ class Translator(Benchmark):
             _log.warning("%s", text)
         return text
 
-    def remarks(self, split: str) -> list[tuple[str, str, str]]:
+    def data_warnings(self, split: str) -> list[tuple[str, str, str]]:
         fix = "compare a translation with its source before a long run"
         text = self._check_vocabulary(split)
-        found = [("warn", text, fix)] if text else []
+        warnings = [("warn", text, fix)] if text else []
         if split == "train":
-            return found
+            return warnings
         with contextlib.suppress(DataError):  # of training records: their own check tells it
             sentences = {row[row > EOS].tobytes() for row in self.eval_pairs[0].astype(np.int64)}
+            self.open("train")
             pairs = read_pairs(self.record_files("train"))
-            if known := sentences.intersection(ids.tobytes() for ids, _ in pairs):
-                text = f"{len(known):,} of {len(sentences):,} sentences to evaluate on are among "
+            if trained := sentences.intersection(ids.tobytes() for ids, _ in pairs):
+                text = f"{len(trained):,} of {len(sentences):,} sentences to evaluate on are among "
                 fix = "the score will be too good: prepare the data again with other text for it"
-                found.append(("warn", f"{text}the training sentences", fix))
-        return found
+                warnings.append(("warn", f"{text}the training sentences", fix))
+        return warnings
 
     def declared_examples(self, split: str) -> int:
         return getattr(self.settings, self.declared[split])
@@ -202,9 +206,6 @@ class Translator(Benchmark):
     def data_sizes(self) -> dict[str, int]:
         counts = {key: self.num_examples(split) for split, key in self.declared.items()}
         return counts | {"vocabulary_size": self.vocabulary_size}
-
-    def nominal_examples(self, split: str) -> int:
-        return self.declared_examples(split) or self.nominal_sizes[split]
 
     def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:
         if split == "train":
@@ -269,10 +270,9 @@ class Translator(Benchmark):
         paths = evaluation.find_text(settings.data_dir, settings.eval_references, "eval_references")
         return "", paths[0] if paths else ""
 
-    @functools.cached_property
-    def references(self) -> list[str]:
+    def _read_references(self) -> list[str]:
         """The true translations; without a file they are the decoded targets of the data."""
-        (path, lines), count = self.reference_file, self.count("eval")
+        (path, lines), count = self.reference_file, self.num_examples("eval")
         if path and len(lines) != count:
             raise DataError(
                 f"{path} has {len(lines):,} lines, and there are {count:,} sentences to evaluate: "
@@ -287,16 +287,17 @@ class Translator(Benchmark):
         _log.info("%s; sacrebleu: %s", what, "; ".join(scores))
         return lines
 
-    def notes(self, norm_examples: int, evaluating: bool) -> list[str]:
+    def run_notes(self, norm_examples: int, evaluating: bool) -> list[str]:
         del norm_examples
         if not evaluating or self.reference_file[0]:
             return []
         settings, paths = self.settings, self.record_files("eval")
+        count = self.num_examples("eval")
         where = f" in {paths[0]}" if paths else ""
         if "/wmt32k-encoded-" in where:
             where += " (newstest2013, if MLPerf's reference wrote them)"
         return [
-            f"BLEU is against the decoded targets of the {self.count('eval'):,} sentences{where}, "
+            f"BLEU is against the decoded targets of the {count:,} sentences{where}, "
             f"and not comparable with published scores; config.target={settings.target} of the "
             "recipe for WMT is one of newstest2014: put newstest2014.en and newstest2014.de into "
             f"{settings.data_dir}, or see config.eval_references"

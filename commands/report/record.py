@@ -13,7 +13,7 @@ from engine.checkpoint import model_source
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.manifest import OtherData
 from engine.evaluate import begin_evaluation, examining, exhibits
-from engine.plan import Settings, make_plan
+from engine.plan import Settings, make_plan, read_settings
 from engine.report.history import History
 from engine.report.starts import past_starts
 from engine.report.writers import is_like
@@ -47,6 +47,9 @@ class Record:
         history = History(workdir, writes=False)
         history.restore(manifest.get("evaluations", []))
         starts = past_starts(manifest)
+        # The data may have decided values that the user's recipe leaves open.
+        config = model_source.config_of({**manifest, "config": settings.config})
+        settings = read_settings(config.lock(), workdir, settings.origin)
         benchmark = settings.load_benchmark(f"{workdir}/data_index")
         plan = make_plan(settings, benchmark, manifest["num_train_examples"])
         return cls(settings, manifest, history, starts, benchmark, plan.total_steps)
@@ -94,8 +97,7 @@ class Record:
         met = self.settings.stop_at_target and reaches(self.benchmark.targets, scores)
         if met and self.step < self.total_steps:
             return f"It stopped at {step} because it had reached its target."
-        patience = self.settings.patience or self.benchmark.own_patience
-        metric = self.benchmark.targets[0].metric
+        patience, metric = self.settings.patience, self.benchmark.targets[0].metric
         if patience and scores and since_best(self.history, metric, self.step) >= patience:
             return (
                 f"It stopped at {step} because {patience} evaluations brought no better "

@@ -192,7 +192,7 @@ class Saver:
             ids = []
         if not ids:
             return ""
-        text = json.dumps({"step": step, "ids": ids, "places": benchmark.describe(ids)})
+        text = json.dumps({"step": step, "ids": ids, "places": benchmark.describe_examples(ids)})
         path = self._log.note(f"step-{step}.json", text + "\n")
         return f", its examples are {', '.join(map(str, ids[:4]))} ... (all in {path})"
 
@@ -334,6 +334,7 @@ def check_start(programs: Programs, abstract: TrainState) -> Weights | None:
 
 def compare_origin(programs: Programs, weights: Weights, adoption: Adoption) -> list[str]:
     """Notes on the data of another model; OtherData if its weights would mean something else."""
+    programs.benchmark.open("train")
     settings, data = programs.settings, programs.benchmark.identity("train")
     # New classes are learnt by a new classifier; all layers of a translator rest on its vocabulary.
     new_vocabulary = "vocabulary" in data.meaning and not settings.init_without

@@ -23,7 +23,8 @@ def without_data(config: Any) -> Any:
 def first(programs: Programs) -> HostBatch:
     """The first global batch of training, on the host."""
     benchmark = programs.benchmark
-    benchmark.planned(1000)  # the sizes of images may follow from the length of the run
+    benchmark.open("train")
+    benchmark.set_total_steps(1000)  # the sizes of images may follow from the length of the run
     return without_clock(next(benchmark.train_batches(programs.settings.train_batch_size, 0, 1, 0)))
 
 

@@ -31,7 +31,7 @@ def main(argv: Any) -> None:
     compiler.use_cache(settings.compilation_cache)
     programs = Programs.make(settings)
     benchmark = programs.benchmark
-    plan = make_plan(settings, benchmark, benchmark.num_examples("train"))
+    plan = make_plan(settings, benchmark, benchmark.open("train"))
     stream = benchmark.train_batches(settings.train_batch_size, 0, 1, 0)
     step = make_step(programs, batches.without_clock(next(stream)))
     step()  # warms up
@@ -42,13 +42,13 @@ def main(argv: Any) -> None:
     text = f"on this machine: {seconds:.3g} s/step measured, {steps:,} steps"
     print(f"{text}: about {console.duration(steps * seconds)}", flush=True)
     state = programs.initial_state(plan)
+    count = -(-benchmark.open("eval") // settings.eval_batch_size)
     stream = benchmark.eval_batches(settings.eval_batch_size, 0, 1)
     batch = batches.without_clock(next(stream))
     predict = batches.fitting(programs.lower_predict(state), batch).compile()
     arrays = jax.device_put(batch, sharding.batch_sharding(programs.mesh))
     started = time.monotonic()
     jax.block_until_ready(predict(*evaluated_weights(state), arrays))
-    count = -(-benchmark.num_examples("eval") // settings.eval_batch_size)
     total = steps * seconds + plan.evaluations * count * (time.monotonic() - started)
     text += f" and {plan.evaluations:,} evaluations"
     print(f"{text}: about {console.duration(total)}", flush=True)

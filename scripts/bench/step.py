@@ -162,7 +162,7 @@ def least(steps: Sequence[Callable[[], Any]], rounds: int) -> list[float]:
 def make_step(programs: Programs, batch: HostBatch) -> Callable[[], None]:
     """A function that takes a train step on a batch."""
     benchmark, mesh = programs.benchmark, programs.mesh
-    examples = benchmark.nominal_examples("train") or benchmark.num_examples("train")
+    examples = benchmark.nominal_examples("train") or benchmark.open("train")
     plan = make_plan(programs.settings, benchmark, examples)
     abstract = programs.abstract_state(plan)
     abstract_totals = programs.abstract_totals(abstract)

@@ -32,7 +32,7 @@ from common.errors import ConfigError
 from engine import feed, sharding
 from engine import step as steps
 from engine.corruption import DeviceCheck
-from tests.conftest import FIXTURES, adopt_values, open_run, plan_of
+from tests.conftest import FIXTURES, adopt_values, open_run, opened, plan_of
 
 QUICK: Any = {"xla_backend_optimization_level": 0}  # most of a test's time is compilation
 ROWS = 24  # divides among 1, 2, 3 and 8
@@ -180,8 +180,8 @@ class Job:
         return config.lock()
 
     def make(self, **overrides: Any) -> Any:
-        benchmark = benchmarks.load(self.config(**overrides), self.cache)
-        benchmark.planned(20)
+        benchmark = opened(benchmarks.load(self.config(**overrides), self.cache))
+        benchmark.set_total_steps(20)
         return benchmark
 
 
@@ -299,7 +299,7 @@ def test_data_are_known_again(source, tmp_path):
     """Copied data are the same; what a checkpoint keeps of them is JSON."""
     own, metadata = source.make(), None
     copy = Path(shutil.copytree(source.base["data_dir"], tmp_path / "copy"))
-    other = benchmarks.load(source.config(data_dir=str(copy)), str(tmp_path))
+    other = opened(benchmarks.load(source.config(data_dir=str(copy)), str(tmp_path)))
     for split in ("train", "eval"):
         meaning, content = own.identity(split)
         assert other.identity(split) == (meaning, content)
@@ -416,7 +416,7 @@ def test_facts_are_plain(source):
     assert isinstance(benchmark.bn_span, int | str)
     ids = benchmark.train_ids(ROWS, 3)
     (batch,) = train_stream(benchmark, 1, 3, 1)
-    assert ids == batch["id"].tolist() and len(benchmark.describe(ids)) == len(ids)
+    assert ids == batch["id"].tolist() and len(benchmark.describe_examples(ids)) == len(ids)
     params = jax.eval_shape(benchmark.init, jax.random.key(0))[0]
     for path, _ in jax.tree_util.tree_leaves_with_path(params):
         name = jax.tree_util.keystr(path, simple=True, separator="/")

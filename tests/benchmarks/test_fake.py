@@ -50,7 +50,7 @@ def test_a_random_batch_is_one_of_the_benchmarks(name):
     terms = jax.eval_shape(benchmark.loss, *variables, batch, jax.random.key(0))[0]
     assert all(total.shape == () for total, _ in terms.values())
     assert benchmark.num_examples("train") == benchmark.nominal_examples("train") > 0
-    assert benchmark.check("train") == benchmark.notes(8, False) == [] != benchmark.groups
+    assert benchmark.check("train") == benchmark.run_notes(8, False) == [] != benchmark.groups
     assert all(size > 0 for size in benchmark.host_bytes("train", ROWS, 2).values())
 
 
@@ -63,12 +63,12 @@ def test_only_what_the_batch_answers_is_scored(name):
         assert all(map(np.array_equal, batches[0].values(), batches[1].values()))
         return
     with pytest.raises(ConfigError, match="dataset='fake' has no true answers .*--mode=train"):
-        benchmark.num_examples("eval")
+        benchmark.open("eval")
 
 
 def test_a_benchmark_may_draw_none():
     with pytest.raises(ConfigError, match="^config.dataset='fake': this benchmark draws no"):
-        benchmarks.load(config_of("languages"), "").num_examples("train")
+        benchmarks.load(config_of("languages"), "").open("train")
 
 
 def test_a_run_learns_its_batch_and_what_it_has_learnt_is_of_no_use(tmp_path):

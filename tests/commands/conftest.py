@@ -10,6 +10,7 @@ import pytest
 import predict
 from engine.checkpoint import model_source
 from engine.checkpoint.model_source import Weights
+from tests.conftest import opened
 
 
 @pytest.fixture
@@ -17,6 +18,7 @@ def opens(monkeypatch):
     """Makes such a model of a benchmark whose keys are `values`, and `changes` where it is used."""
 
     def opens(benchmark, values, noise, **changes):
+        opened(benchmark)
         params, state = benchmark.init(jax.random.key(3))
         draw = np.random.default_rng(1)  # so that predictions differ
         params = jax.tree.map(lambda x: x + draw.normal(0, noise, x.shape).astype(x.dtype), params)
@@ -26,9 +28,9 @@ def opens(monkeypatch):
             model_source.config_of(manifest).lock(),
             Weights(values["benchmark"], params, state),
         )
-        opened = model_source.Model(values["benchmark"], 1, config, manifest, lambda: (1, weights))
-        monkeypatch.setattr(model_source, "load", lambda *_, **__: opened)
-        return opened
+        model = model_source.Model(values["benchmark"], 1, config, manifest, lambda: (1, weights))
+        monkeypatch.setattr(model_source, "load", lambda *_, **__: model)
+        return model
 
     return opens
 

@@ -22,7 +22,7 @@ from engine import devices
 from engine.cluster import guard
 from engine.cluster.hosts import ProcessGroup
 from engine.plan import read_settings
-from tests.conftest import make_tiny_config
+from tests.conftest import make_tiny_config, opened
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_versions(versions, chips, statuses, monkeypatch):
 def test_a_batch_of_more_than_an_epoch(size, statuses):
     case: Any = types.SimpleNamespace(
         settings=types.SimpleNamespace(train_batch_size=size),
-        benchmark=types.SimpleNamespace(
+        open_data=lambda: types.SimpleNamespace(
             unit="images", num_examples=lambda split: 90, declared_examples=lambda split: 0
         ),
     )
@@ -157,7 +157,9 @@ def test_the_input_may_take_four_fifths_of_the_free_memory(needed, status, monke
         settings=types.SimpleNamespace(
             train_batch_size=4, eval_batch_size=8, config={"train": 1, "eval": 2}
         ),
-        benchmark=types.SimpleNamespace(host_bytes=lambda split, *_: {(split,): needed // 2}),
+        open_data=lambda: types.SimpleNamespace(
+            host_bytes=lambda split, *_: {(split,): needed // 2}
+        ),
     )
     monkeypatch.setattr(guard, "memory_free", lambda: 2_750_000_000)
     (finding,) = doctor._memory(case)
@@ -253,7 +255,7 @@ def test_the_memory_that_the_input_needs(tiny_records, tmp_path):
             ("shuffle_buffer_size",): shuffle // hosts,
             ("train_batch_size", "image_size"): batches // hosts,
         }
-        benchmark = benchmarks.load(config, str(tmp_path))
+        benchmark = opened(benchmarks.load(config, str(tmp_path)))
         assert benchmark.host_bytes("train", 16, hosts) == expected
         expected = {("eval_batch_size", "image_size"): batches // hosts}
         assert benchmark.host_bytes("eval", 16, hosts) == expected

@@ -46,7 +46,7 @@ def test_a_run_reads_the_index_and_counts_nothing(name, records, tmp_path, monke
     monkeypatch.setattr("benchmarks.translation.gnmt.loader._read", None)
     benchmark = benchmarks.load(config, str(tmp_path / "run" / "data_index"))
     for split, row in zip(("train", "eval"), findings, strict=True):
-        assert f"read all {benchmark.num_examples(split):,} {benchmark.unit}" in row["text"]
+        assert f"read all {benchmark.open(split):,} {benchmark.unit}" in row["text"]
 
 
 def damage(path):

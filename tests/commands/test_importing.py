@@ -21,7 +21,7 @@ from engine.checkpoint.saver import first_state
 from engine.plan import Programs, make_plan
 from engine.run import Run
 from tests.common.foreign.test_resnets import variables
-from tests.conftest import make_tiny_config, resolved
+from tests.conftest import make_tiny_config, opened, resolved
 from tests.test_main import fails_with
 from tests.test_main import run as command
 
@@ -162,7 +162,7 @@ def test_a_run_begins_with_foreign_weights(folder, tiny_records, tmp_path, caplo
     original = safetensors.numpy.load_file(source)["layer4.1.conv2.weight"]
     ours = params["stage4_block2"]["conv2"]["kernel"]
     np.testing.assert_array_equal(ours, original.transpose(2, 3, 1, 0))
-    spec = settings.load_benchmark("").metadata["input_spec"]
+    spec = opened(settings.load_benchmark("")).metadata["input_spec"]
     assert (spec["size"], spec["resize"]) == (24, 30)
 
 

@@ -74,7 +74,7 @@ def test_input_of_the_host(case, answer):
     changes = {"data_dir": folder, "num_label_classes": 4, "input_streams": 8}
     changes |= {"shuffle_buffer_size": 256, "train_batch_size": 64, "eval_batch_size": 64}
     benchmark = training.settings("resnet50", **changes).load_benchmark(f"{case.folder}/index")
-    benchmark.num_examples("train")
+    benchmark.open("train")
     batches = benchmark.train_batches(64, 0, 1, 0)
     for _ in itertools.islice(batches, 4):  # until all threads work
         pass

@@ -8,8 +8,9 @@ import pytest
 
 from common.errors import ConfigError, DataError, DeviceError
 from engine import mlperf, sharding
-from engine.checks import check_count, check_plan
+from engine.checks import check_plan, check_schedule
 from engine.plan import make_plan, read_settings
+from engine.run import check_count
 from tests.configs.test_configs import load
 from tests.conftest import make_tiny_config
 
@@ -63,9 +64,32 @@ def test_patience_needs_two_steps_and_takes_evaluations_by_the_clock():
 
 def test_the_data_hold_as_many_examples_as_are_declared():
     benchmark: Any = types.SimpleNamespace(unit="texts", declared_examples=lambda split: 72)
-    check_count(benchmark, 72)
+    benchmark.num_examples = lambda split: 72
+    check_count(benchmark)
+    benchmark.num_examples = lambda split: 71
     with pytest.raises(DataError, match="hold 71 texts to train, declared are 72"):
-        check_count(benchmark, 71)
+        check_count(benchmark)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("train_steps", "3 weeks"), ("steps_per_eval", "-1"), ("eval_offset", "1 min")),
+        *(("warmup_steps", "soon"), ("warmup_epochs", 91.0), ("decay_steps", "1h")),
+        *(("learning_rate_decay_factors", (0.1, 0.2)), ("decoupled_decay", True)),
+    ],
+)
+def test_what_no_number_of_examples_allows_is_refused_before_they_are_counted(key, value):
+    others = {"optimizer": "lars"} if key == "decoupled_decay" else {}
+    config = make_tiny_config("/nowhere", learning_rate_schedule="step", **{key: value}, **others)
+    with pytest.raises(ConfigError, match=key):
+        check_schedule(read_settings(config))
+
+
+def test_what_some_number_of_examples_allows_is_accepted():
+    """A warm-up that is longer than a million steps, and epochs longer than that."""
+    config = make_tiny_config("/nowhere", train_steps="9 epochs", warmup_steps="2000000")
+    check_schedule(read_settings(config))
 
 
 def test_one_device_cannot_be_compared():

@@ -18,7 +18,7 @@ from engine import corruption, sharding
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.feed import Feed
 from engine.plan import Programs, read_settings
-from tests.conftest import open_run, plan_of
+from tests.conftest import open_run, opened, plan_of
 from tests.fixtures.recipes import languages
 
 
@@ -47,7 +47,7 @@ def prepared(run, data_dir):
     checkpoints = Checkpointer(f"{run.settings.workdir}/checkpoints", keep=1, best=None)
     abstract = run.programs.abstract_state(plan)
     check = corruption.DeviceCheck(run.programs, checkpoints, abstract)
-    batches = run.benchmark.train_batches(24, 0, 1, 0)
+    batches = opened(run.benchmark).train_batches(24, 0, 1, 0)
     return check, run.programs.initial_state(plan), Feed(batches, run.mesh)
 
 

@@ -64,7 +64,7 @@ def check_data(config, folder, cache):
     Raises DataError for the first fault. `cache` is a folder for the index.
     """
     declared = [key for key in config if key.startswith(("num_train_", "num_eval_"))]
-    config.update({"data_dir": str(folder), **dict.fromkeys(declared, 0)})
+    config.update({"data_dir": str(folder), "train_batch_size": 1, **dict.fromkeys(declared, 0)})
     benchmark = benchmarks.load(config, str(cache))
     assert not [fault for split in ("train", "eval") for fault in benchmark.check(split)]
     return benchmark.num_examples("train"), benchmark.num_examples("eval")

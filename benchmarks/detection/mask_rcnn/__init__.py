@@ -47,7 +47,7 @@ MODEL = Model(
 )
 
 
-class MaskRcnn(Detector):
+class MaskRcnn(Detector[AspectRatioGroups]):
     """A Mask R-CNN that finds and outlines objects in images."""
 
     settings: Settings
@@ -82,8 +82,8 @@ class MaskRcnn(Detector):
         masks = (images.max_boxes, images.mask_size**2 // 8)
         return size | {"masks": (masks, np.uint8), "draw": ((), np.int32)}
 
-    def open(self, split: str, trust_manifest: bool = True) -> AspectRatioGroups:
-        source = super().open(split, trust_manifest)
+    def open_records(self, split: str, trust_manifest: bool = True) -> AspectRatioGroups:
+        source = super().open_records(split, trust_manifest)
         if len(self.settings.images.shapes) == 1:
             return AspectRatioGroups((source,))
         return AspectRatioGroups.by_orientation(source)

@@ -31,7 +31,7 @@ class AspectRatioGroups:
         upright = np.array(source.upright, bool)
         return cls((_part(source, ~upright), _part(source, upright)))
 
-    @functools.cached_property
+    @property
     def shards(self) -> Shards:
         """The files of the groups, one group's after the other's."""
         parts = [source.shards for source in self.sources]

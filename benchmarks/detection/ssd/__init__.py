@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.base import HostBatch, Model, Terms
-from benchmarks.detection import boxes
+from benchmarks.detection import boxes, records
 from benchmarks.detection.detector import Detector, Leaves, restored
 from benchmarks.detection.ssd import input_pipeline, losses, models, weights
 from benchmarks.detection.ssd.settings import Maps, Settings
@@ -38,7 +38,7 @@ MODEL = Model(
 )
 
 
-class Ssd(Detector):
+class Ssd(Detector[records.Source]):
     """An SSD that finds objects in images."""
 
     larger_windows = True

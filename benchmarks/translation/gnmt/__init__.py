@@ -25,7 +25,7 @@ from benchmarks.translation.use import TranslatorUses
 from benchmarks.translation.vocabulary import EOS
 from common.data import files
 from common.errors import ConfigError, DataError
-from common.keys import Count, NotNegative, Positive, read_config
+from common.keys import BatchSize, Count, NotNegative, Positive, read_config
 
 # Pairs of at most 48 tokens in Google's files; newstest2014; entries with Google's file: PAD, EOS,
 # unknown words, and 32,313 pieces.
@@ -43,6 +43,7 @@ class Settings(translator.Settings):
     eval_source: str
     eval_target: str
     num_train_pairs: Count
+    train_batch_size: BatchSize
     bucket_lengths: Lengths
     num_encoder_layers: Layers
     num_decoder_layers: Layers
@@ -62,10 +63,14 @@ class Gnmt(Translator):
     declared = {"train": "num_train_pairs", "eval": "num_eval_sentences"}
     throughput = ("tokens", "token_loss")
     nominal_sizes = WMT
-    advice = {
+    input_advice = {
         "input": "use a machine with faster CPU cores: the pairs are in memory, and a batch is "
         "copied out of it",
     }
+
+    def __init__(self, settings: Settings, cache_dir: str):
+        super().__init__(settings, cache_dir)
+        self._corpora: dict[str, Corpus] = {}  # by split, once it is opened
 
     # Data.
 
@@ -74,33 +79,22 @@ class Gnmt(Translator):
         suffix = re.search(r"\.([a-z]{2})$", self.settings.train_target)
         return suffix[1] if suffix else super().language
 
-    @functools.cached_property
-    def _train(self) -> Corpus:
-        return self._load("train")
+    def read(self, split: str) -> None:
+        if split not in self._corpora:
+            self._corpora[split] = self._load(split)
+        if split == "train":  # a batch that is too large is refused before anything compiles
+            self._buckets(self.settings.train_batch_size)
 
-    @functools.cached_property
-    def _eval(self) -> Corpus:
-        """The sentences to evaluate; the references or the config say how many there are."""
-        settings, (path, lines) = self.settings, self.reference_file
-        declared = settings.num_eval_sentences
+    def _load(self, split: str) -> Corpus:
+        """Loads a split; ConfigError if it has another number of pairs than declared."""
+        settings, declared = self.settings, self.declared_examples(split)
+        path, lines = self.reference_file if split == "eval" else ("", [])
         if path and declared not in (0, len(lines)):
             raise ConfigError(
                 f"config.num_eval_sentences={declared:,}, but {path} has {len(lines):,} lines"
             )
-        most = len(lines) or declared or None
-        corpus = self._load("eval", most)
-        if ".padded." in corpus.paths[0] and not most:
-            raise DataError(
-                f"{corpus.paths[0]} has lines that only fill it up, and nothing says how many: put "
-                f"newstest2014.de into {settings.data_dir}, or give "
-                f"--config.num_eval_sentences={WMT['eval']}"
-            )
-        return corpus
-
-    def _load(self, split: str, most: int | None = None) -> Corpus:
-        """Loads a split; ConfigError if it has another number of pairs than declared."""
-        settings, declared = self.settings, self.declared_examples(split)
-        corpus = loader.load(settings, split, self.vocabulary, most, self._cache_dir)
+        limit = len(lines) or declared or None if split == "eval" else None
+        corpus = loader.load(settings, split, self.vocabulary, limit, self._cache_dir)
         if declared not in (0, len(corpus)):
             longest = settings.bucket_lengths[-1]
             counted = f" pairs of at most {longest} tokens" if split == "train" else ""
@@ -108,17 +102,23 @@ class Gnmt(Translator):
                 f"config.{self.declared[split]}={declared:,}, but {settings.data_dir} has "
                 f"{len(corpus):,}{counted}: is it complete? 0 takes as many as there are"
             )
+        if split == "eval" and ".padded." in corpus.paths[0] and not limit:
+            raise DataError(
+                f"{corpus.paths[0]} has lines that only fill it up, and nothing says how many: put "
+                f"newstest2014.de into {settings.data_dir}, or give "
+                f"--config.num_eval_sentences={WMT['eval']}"
+            )
         return corpus
 
     def record_files(self, split: str) -> Sequence[str]:
-        corpus = self._train if split == "train" else self._eval
+        corpus = self._corpora[split]
         return corpus.paths if corpus.counts else ()
 
-    def count(self, split: str) -> int:
-        return len(self._train if split == "train" else self._eval)
+    def num_examples(self, split: str) -> int:
+        return len(self._corpora[split])
 
     def files_identity(self, split: str) -> Mapping[str, str]:
-        corpus = self._train if split == "train" else self._eval
+        corpus = self._corpora[split]
         counts = corpus.counts or (len(corpus),) * len(corpus.paths)
         what, folder = f"{split} pairs", self.settings.data_dir
         lines = files.identity(what, folder, corpus.paths, counts)
@@ -129,36 +129,37 @@ class Gnmt(Translator):
 
     @functools.cached_property
     def eval_pairs(self) -> tuple[np.ndarray, np.ndarray]:
-        corpus, every = self._eval, np.arange(len(self._eval))
+        corpus = self._corpora["eval"]
+        every = np.arange(len(corpus))
         sources = corpus.rows(every, 0, self.eval_lengths[-1])
         return sources, corpus.rows(every, 1, int(corpus.lengths[:, 1].max()))
 
     @functools.cached_property
     def _buckets(self) -> Callable[[int], Buckets]:
         seed, sizes = self.settings.seed, self.settings.bucket_lengths
-        lengths = self._train.lengths.max(axis=1)
+        lengths = self._corpora["train"].lengths.max(axis=1)
         return functools.lru_cache(2)(lambda batch: Buckets.make(lengths, sizes, seed, batch))
 
     def train_batches(
         self, batch_size: int, shard: int, num_shards: int, start_step: int
     ) -> Iterator[HostBatch]:
         plan = self._buckets(batch_size)
-        return bucket_batches(self._train, plan, shard, num_shards, start_step)
+        return bucket_batches(self._corpora["train"], plan, shard, num_shards, start_step)
 
     def train_ids(self, batch_size: int, step: int) -> list[int]:
         return self._buckets(batch_size).batch(step).pairs.tolist()
 
-    def describe(self, ids: list[int]) -> list[str]:
-        return [self._train.describe(i) for i in ids]
+    def describe_examples(self, ids: list[int]) -> list[str]:
+        return [self._corpora["train"].describe(i) for i in ids]
 
     def host_bytes(
         self, split: str, batch_size: int, num_shards: int
     ) -> dict[tuple[str, ...], int]:
         """The bytes of all pairs, which each host holds, and of the orders of two epochs."""
+        corpus = self._corpora[split]
         if split == "eval":
-            return {("eval_lengths",): self._eval.nbytes}
-        self._buckets(batch_size)  # a batch that is too large is refused before anything compiles
-        return {(): self._train.nbytes + 2 * 8 * len(self._train)}
+            return {("eval_lengths",): corpus.nbytes}
+        return {(): corpus.nbytes + 2 * 8 * len(corpus)}
 
     # Forward pass, loss and score.
 

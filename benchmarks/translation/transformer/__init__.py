@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.base import HostBatch, Model, Terms
+from benchmarks.base import Benchmark, HostBatch, Model, Terms
 from benchmarks.records import RecordBenchmark
 from benchmarks.translation import evaluation, translator
 from benchmarks.translation.schema import FEATURES
@@ -48,7 +48,7 @@ class Settings(translator.Settings):
     init_required: bool = False
 
 
-class Transformer(Translator, RecordBenchmark):
+class Transformer(Translator, RecordBenchmark[records.Records]):
     """The benchmark: rows packed with several pairs, and sentences to evaluate one by one."""
 
     settings: Settings
@@ -56,7 +56,7 @@ class Transformer(Translator, RecordBenchmark):
     declared = {"train": "num_train_rows", "eval": "num_eval_sentences"}
     throughput = ("tokens", "cross_entropy")
     nominal_sizes = WMT | {"vocabulary": VOCABULARY}
-    advice = {
+    input_advice = {
         "reading": "move the records closer (a bucket of this region, a faster disk), or raise "
         "--config.input_streams",
         "decoding": "use a machine with more CPU cores",
@@ -64,7 +64,7 @@ class Transformer(Translator, RecordBenchmark):
 
     # Data.
 
-    def open(self, split: str, trust_manifest: bool = True) -> records.Records:
+    def open_records(self, split: str, trust_manifest: bool = True) -> records.Records:
         settings, is_train = self.settings, split == "train"
         return records.open_records(
             settings.data_dir,
@@ -101,25 +101,28 @@ class Transformer(Translator, RecordBenchmark):
         except DataError:
             return ()
 
-    def count(self, split: str) -> int:
+    def read(self, split: str) -> None:
         if split == "train" or not self.eval_text[0]:
-            return self.source(split).shards.total
+            RecordBenchmark.open(self, split)
+            return
         count, declared = len(self.eval_pairs[0]), self.settings.num_eval_sentences
         if declared not in (0, count):
             raise ConfigError(
                 f"config.num_eval_sentences={declared:,}, but {self.eval_text[0]} has {count:,}"
             )
-        return count
+
+    def num_examples(self, split: str) -> int:
+        is_text = split == "eval" and self.eval_text[0]
+        return len(self.eval_pairs[0]) if is_text else RecordBenchmark.num_examples(self, split)
 
     def check(self, split: str) -> list[str]:
-        if split == "eval" and self.eval_text[0]:
-            self.num_examples(split)
-            return []
-        return super().check(split)
+        is_text = split == "eval" and self.eval_text[0]
+        return (Benchmark if is_text else RecordBenchmark).check(self, split)
 
     def files_identity(self, split: str) -> Mapping[str, str]:
         if split == "eval" and (path := self.eval_text[0]):
-            return files.identity("eval text", self.settings.data_dir, [path], [self.count(split)])
+            count = self.num_examples(split)
+            return files.identity("eval text", self.settings.data_dir, [path], [count])
         return RecordBenchmark.identity(self, split).content
 
     def train_rows(self) -> Sequence[Mapping[str, int]]:

@@ -42,7 +42,7 @@ def make(folder, cache, kind=Detector, **changed):
 def test_a_wrong_number_of_images_is_told_with_the_number_of_files(tiny_masks, tmp_path):
     words = "config.num_train_images=96, but the train split has 90 in 4 files: if these"
     with pytest.raises(ConfigError, match=words):
-        make(tiny_masks, tmp_path, MaskRcnn, num_train_images=96).num_examples("train")
+        make(tiny_masks, tmp_path, MaskRcnn, num_train_images=96).open("train")
 
 
 @pytest.mark.long

@@ -204,7 +204,7 @@ def test_other_data_than_declared(key, tiny_ratings):
     right = {"num_users": 23, "num_items": 12, "num_ratings": 46}
     benchmark = load(data_dir=tiny_ratings, min_ratings=2, **{**right, key: right[key] + 1})
     with pytest.raises(DataError) as caught:
-        _ = benchmark.num_examples("train")
+        benchmark.open("train")
     message = str(caught.value)
     assert f"config.{key}={right[key] + 1}, but {tiny_ratings} holds {right[key]}" in message
     assert "--config.num_users=23 --config.num_items=12 --config.num_ratings=46" in message
@@ -212,7 +212,7 @@ def test_other_data_than_declared(key, tiny_ratings):
 
 def test_the_sizes_of_the_data_and_of_batches(tiny_ratings):
     benchmark: Any = load(data_dir=tiny_ratings, min_ratings=2, eval_negatives=10)
-    assert [benchmark.num_examples(split) for split in ("train", "eval")] == [23 * 5, 23]
+    assert [benchmark.open(split) for split in ("train", "eval")] == [23 * 5, 23]
     assert benchmark.metadata["num_users"] == 23 and benchmark.metadata["num_items"] == 12
     batch = next(benchmark.train_batches(8, 0, 1, 2))
     assert benchmark.train_ids(8, 2) == batch["id"].tolist()
@@ -229,9 +229,9 @@ def test_the_sizes_of_the_data_and_of_batches(tiny_ratings):
 def test_the_most_examples_that_int32_can_number(tiny_ratings, monkeypatch):
     keys = {"data_dir": tiny_ratings, "min_ratings": 2}
     monkeypatch.setattr(np, "iinfo", lambda dtype: types.SimpleNamespace(max=23 * 5))
-    assert load(**keys, train_negatives=4).num_examples("train") == 23 * 5
+    assert load(**keys, train_negatives=4).open("train") == 23 * 5
     with pytest.raises(DataError, match=r"makes 138 examples per epoch.*--config\.train_negatives"):
-        load(**keys, train_negatives=5).num_examples("train")
+        load(**keys, train_negatives=5).open("train")
 
 
 ML_20M = {"num_users": 138_493, "num_items": 26_744, "num_ratings": 20_000_263}

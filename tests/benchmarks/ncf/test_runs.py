@@ -9,13 +9,17 @@ import pytest
 
 import benchmarks.ncf
 import train
+from benchmarks.base import Target
 from benchmarks.ncf.preparation import ratings
 from benchmarks.ncf.ratings import ML_20M
 from commands import evaluating
+from commands.report.record import Record
 from common import keys
 from common.errors import DataError, UserError
 from configs import ncf, ncf_synthetic
 from engine import locations
+from engine.checkpoint import model_source
+from engine.evaluate import examining
 from engine.plan import read_settings
 from scripts import prepare
 from tests.test_train import assert_same_state, state_on_disk
@@ -145,14 +149,15 @@ def test_mlperfs_target_is_for_ml_20m(
 ):
     if sizes:
         loaded: Any = settings(tmp_path, data_dir=tiny_ratings).load_benchmark("")
+        loaded.open("train")
         data = loaded.data
         counts = data.num_users, data.num_items, data.num_positives + data.num_users
         monkeypatch.setattr(benchmarks.ncf, "ML_20M", dict(zip(ML_20M, counts, strict=True)))
     config = settings(tmp_path, data_dir=tiny_ratings, **keys)
     benchmark = config.load_benchmark("")
-    assert benchmark.num_examples("train") > 0
-    assert (benchmark.targets[0].value, benchmark.own_patience) == (target, patience)
-    assert len(benchmark.notes(1, True)) == bool(patience)
+    assert benchmark.open("train") > 0
+    assert (benchmark.targets[0].value, benchmark.default_patience) == (target, patience)
+    assert len(benchmark.run_notes(1, True)) == bool(patience)
 
 
 def test_a_run_on_own_ratings_ends_when_its_score_stops_rising(tiny_ratings, tmp_path, caplog):
@@ -162,6 +167,12 @@ def test_a_run_on_own_ratings_ends_when_its_score_stops_rising(tiny_ratings, tmp
         train.train_and_evaluate(settings(tmp_path, **keys))
     assert "stopped because 3 evaluations brought no better hr at 10" in caplog.text
     assert "already finished: " in caplog.text and "target" not in caplog.messages[-1]
+    for told in (model_source.settings(str(tmp_path)), settings(tmp_path, **keys)):
+        record = Record.read(told)
+        assert record.end.endswith("because 3 evaluations brought no better hr at 10.")
+        with examining(told, "latest") as examination:
+            evaluated = examination.run.benchmark.targets
+        assert record.benchmark.targets == evaluated == (Target("hr_at_10", 0.0),)
 
 
 def test_without_data_one_line_says_so(tmp_path, monkeypatch):

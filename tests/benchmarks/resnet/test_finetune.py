@@ -24,7 +24,7 @@ from engine.cluster import preemption
 from engine.plan import make_plan, read_settings
 from engine.report import history
 from engine.stopping import StoppingRule
-from tests.conftest import make_programs, make_tiny_config, open_run, plan_of
+from tests.conftest import make_programs, make_tiny_config, open_run, opened, plan_of
 from tests.helpers.preparation import write_shards
 from tests.test_train import (  # noqa: F401 (a fixture)
     assert_same_state,
@@ -176,7 +176,7 @@ def test_what_is_kept_needs_a_model(key, value, tiny_records, tmp_path):
 
 def test_class_weights_are_scikit_learns(unbalanced, tmp_path):
     config = make_tiny_config(unbalanced, class_weights="auto", num_label_classes=3)
-    benchmark = benchmarks.load(config, str(tmp_path))
+    benchmark = opened(benchmarks.load(config, str(tmp_path)))
     labels = np.repeat(range(3), (20, 5, 10))
     weights = compute_class_weight("balanced", classes=np.arange(3), y=labels)
     batch = next(benchmark.train_batches(16, 0, 1, 0))
@@ -190,7 +190,8 @@ def test_class_weights_are_scikit_learns(unbalanced, tmp_path):
 
 def test_the_loss_is_weighted_and_the_accuracy_is_not(unbalanced, tmp_path):
     overrides = {"class_weights": "auto", "num_label_classes": 3, "label_smoothing": 0.0}
-    benchmark: Any = benchmarks.load(make_tiny_config(unbalanced, **overrides), str(tmp_path))
+    config = make_tiny_config(unbalanced, **overrides)
+    benchmark: Any = opened(benchmarks.load(config, str(tmp_path)))
     vars(benchmark)["model"] = Stub()
     batch = next(benchmark.train_batches(16, 0, 1, 0))
     terms, metrics, _ = benchmark.loss({}, {"batch_stats": 0}, batch, None)
@@ -221,7 +222,8 @@ def test_an_empty_class_is_refused_by_name(missing, unbalanced, tmp_path):
 def test_kept_statistics_and_class_weights_are_told(unbalanced, tmp_path):
     overrides = {"bn_statistics": "auto", "class_weights": "auto", "num_label_classes": 3}
     benchmark = benchmarks.load(make_tiny_config(unbalanced, **overrides), str(tmp_path))
-    statistics, weights = benchmark.notes(16, evaluating=True)
+    benchmark.open("train")
+    statistics, weights = benchmark.run_notes(16, evaluating=True)
     assert statistics == "BatchNorm keeps the statistics of config.init_from"
     assert weights == "the loss weighs classes from 0.583 (n0) to 2.33 (n1)"
 

@@ -40,12 +40,14 @@ def test_classes_and_counts_without_reading_a_record(folder, tmp_path_factory, m
     monkeypatch.setattr(records, "_scan_file", None)
     for data_dir in (str(folder), f"{folder}/"):
         benchmark = make(data_dir, tmp_path_factory)
-        assert [benchmark.num_examples(split) for split in ("train", "eval")] == [90, 23]
+        assert [benchmark.open(split) for split in ("train", "eval")] == [90, 23]
         assert benchmark.metadata["class_names"] == ["ant", "bee", "cat", "dó"]
         assert benchmark.model.num_classes == 4
     more = make(folder, tmp_path_factory, num_label_classes=6)
+    more.open("train")
     assert more.metadata["class_names"] == ["ant", "bee", "cat", "dó", "", ""]
     background = make(folder, tmp_path_factory, num_label_classes=1001)
+    background.open("train")
     assert background.metadata["class_names"][:5] == ["", "ant", "bee", "cat", "dó"]
 
 
@@ -61,24 +63,24 @@ def test_a_check_counts_nevertheless(folder, tmp_path_factory):
     data = bytearray((folder / row["name"]).read_bytes())
     data[200] ^= 1
     (folder / row["name"]).write_bytes(data)
-    assert make(folder, tmp_path_factory).num_examples("train") == 91
+    assert make(folder, tmp_path_factory).open("train") == 91
     with pytest.raises(DataError, match=f"{row['name']}, record 0"):
         make(folder, tmp_path_factory).check("train")
 
 
 def test_fewer_classes_than_the_data_hold_are_refused(folder, tmp_path_factory):
     with pytest.raises(ConfigError, match=r"num_label_classes=3, but .* 4 classes: leave it at 0"):
-        _ = make(folder, tmp_path_factory, num_label_classes=3).num_examples("train")
+        _ = make(folder, tmp_path_factory, num_label_classes=3).open("train")
 
 
 def test_files_that_it_does_not_describe_are_read(folder, tmp_path_factory):
     first = min(folder.glob("train-*"))
-    count = make(folder, tmp_path_factory, train_files=first.name).num_examples("train")
+    count = make(folder, tmp_path_factory, train_files=first.name).open("train")
     assert 0 < count < 90
     content = json.loads((folder / manifest.MANIFEST).read_text())
     del content["splits"]["train"]["shards"][1]
     (folder / manifest.MANIFEST).write_text(json.dumps(content))
-    assert make(folder, tmp_path_factory).num_examples("train") == 90
+    assert make(folder, tmp_path_factory).open("train") == 90
 
 
 @pytest.mark.parametrize("change", [b"", None, b"more"])
@@ -88,7 +90,7 @@ def test_a_file_of_another_size_than_it_lists_is_refused(change, folder, tmp_pat
     data = first.read_bytes()
     first.write_bytes(change if change == b"" else data + change if change else data[:-100])
     with pytest.raises(DataError) as refused:
-        _ = make(folder, tmp_path_factory).num_examples("train")
+        _ = make(folder, tmp_path_factory).open("train")
     assert f"{first} has {first.stat().st_size:,} bytes" in str(refused.value)
     assert f"lists {len(data):,}" in str(refused.value) and "data_dir" not in str(refused.value)
 
@@ -97,7 +99,7 @@ def test_a_file_of_another_size_than_it_lists_is_refused(change, folder, tmp_pat
 def test_a_foreign_manifest_is_one_line(folder, text, tmp_path_factory):
     (folder / manifest.MANIFEST).write_text(text)
     with pytest.raises(DataError, match=r"manifest.json was not written .* move it away"):
-        _ = make(folder, tmp_path_factory).num_examples("train")
+        _ = make(folder, tmp_path_factory).open("train")
 
 
 def test_without_a_manifest_it_is_imagenet(tiny_records, tmp_path_factory):

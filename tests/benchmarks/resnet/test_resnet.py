@@ -77,6 +77,7 @@ def test_inputs_are_normalised_as_the_spec_says(name):
 def test_the_manifest_has_the_input_spec(tiny_records):
     benchmark = load(tiny_records, input_spec="timm_a1", image_size=16)
     assert benchmark.input_spec == NAMED["timm_a1"].at(16)
+    benchmark.open("train")
     facts = json.loads(json.dumps(benchmark.metadata))
     assert input_spec.from_dict(facts["input_spec"]) == benchmark.input_spec
     text = json.dumps(NAMED["keras"].as_dict())
@@ -88,6 +89,7 @@ def test_the_manifest_has_the_input_spec(tiny_records):
 def test_classify_gives_what_predict_scores(tiny_records):
     benchmark = load(tiny_records, input_spec="keras", resnet_depth=18)
     variables = drawn(benchmark)
+    benchmark.open("eval")
     batch = next(benchmark.eval_batches(8, 0, 1))
     outputs = jax.jit(benchmark.classify)(*variables, batch["image"])
     assert outputs["logits"].shape == (8, 4) and outputs["features"].shape == (8, 4 * 8)
@@ -181,7 +183,7 @@ def test_which_data_are_read(tiny_records):
     other: Any = benchmarks.load(make_tiny_config("x", dataset="tfds:x").lock(), "")
     assert records.data_manifest(other.keys) is None
     benchmark = load(tiny_records)
-    assert [benchmark.source(split).shards.total for split in ("train", "eval")] == [90, 23]
+    assert [benchmark.open(split) for split in ("train", "eval")] == [90, 23]
 
 
 def test_foreign_weights_are_of_the_configs_architecture(monkeypatch):
@@ -233,6 +235,7 @@ def test_a_config_without_the_new_keys_means_the_defaults(tiny_records):
 def test_training_with_vgg_windows(tiny_records):
     benchmark = load(tiny_records, preprocessing="vgg", input_spec="vgg")
     (spec,) = benchmark.batch_spec("train", 8)
+    benchmark.open("train")
     for batch in itertools.islice(benchmark.train_batches(8, 0, 1, 0), 3):
         for key, leaf in spec.items():
             assert batch[key].shape == leaf.shape and batch[key].dtype == leaf.dtype

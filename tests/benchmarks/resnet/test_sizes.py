@@ -20,7 +20,7 @@ from engine.forecast import estimates
 from engine.plan import read_settings
 from tests.benchmarks.resnet import networks
 from tests.benchmarks.resnet.test_resnet import drawn
-from tests.conftest import make_tiny_config
+from tests.conftest import make_tiny_config, opened
 from tests.engine.forecast.test_estimates import TRAIN, V3
 from tests.test_train import assert_same_state, state_on_disk
 
@@ -30,13 +30,13 @@ SIDES = [8] * 5 + [16] * 5 + [12] * 2  # of 12 steps: 4.8 and 9.6 are rounded
 
 def load(folder: str, **overrides: Any) -> Any:
     benchmark = benchmarks.load(make_tiny_config(folder, **overrides).lock(), "")
-    benchmark.planned(12)
+    benchmark.set_total_steps(12)
     return benchmark
 
 
 def batches(folder: str, **keys: Any) -> list[dict[str, Any]]:
     """Those of all 12 steps."""
-    stream = load(folder, **keys).train_batches(16, 0, 1, 0)
+    stream = opened(load(folder, **keys), "train").train_batches(16, 0, 1, 0)
     return [
         {k: v for k, v in batch.items() if k != "host_seconds"}
         for batch in itertools.islice(stream, 12)
@@ -50,7 +50,7 @@ def test_the_plan_comes_first():
         _ = benchmark.sizes
     plain: Any = benchmarks.load(make_tiny_config("").lock(), "")
     assert plain.sizes is None and plain.stages() == ()
-    benchmark.planned(12)
+    benchmark.set_total_steps(12)
     assert [(stage.name, stage.steps) for stage in benchmark.stages()] == [
         *(("8 pixels", 5), ("16 pixels", 5), ("12 pixels", 2))
     ]
@@ -133,14 +133,15 @@ def test_a_run_resumes_bit_for_bit_across_a_change_of_size(tiny_records, tmp_pat
 
 def test_evaluation_has_its_own_size_and_mean_of_mirror_images(tiny_records):
     keys = {"image_size": 16, "precision": "float32"}
-    plain, other = load(tiny_records, **keys), load(tiny_records, eval_image_size=24, **keys)
-    both = load(tiny_records, eval_image_size=24, eval_flip=True, **keys)
+    plain = opened(load(tiny_records, **keys))
+    other = opened(load(tiny_records, eval_image_size=24, **keys))
+    both = opened(load(tiny_records, eval_image_size=24, eval_flip=True, **keys))
     assert plain.input_spec.size == 16 and other.input_spec.size == 24
     assert other.metadata["input_spec"]["size"] == 24
     assert other.batch_spec("eval", 8)[0]["image"].shape == (8, 24, 24, 3)
     assert other.batch_spec("train", 8)[0]["image"].shape == (8, 16, 16, 3)
     batch = next(other.eval_batches(8, 0, 1))
-    alone = load(tiny_records, image_size=24, precision="float32")
+    alone = opened(load(tiny_records, image_size=24, precision="float32"))
     np.testing.assert_array_equal(batch["image"], next(alone.eval_batches(8, 0, 1))["image"])
     weights, images = drawn(other), batch["image"]
     classify = jax.jit(other.classify)

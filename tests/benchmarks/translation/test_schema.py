@@ -18,6 +18,7 @@ from benchmarks.translation.preparation import packing, vocabularies
 from benchmarks.translation.vocabulary import EOS, split_tokens
 from common.data import records
 from common.errors import DataError
+from tests.conftest import opened
 
 ROWS = [
     {"name": "a", "examples": 3, "bytes": 2, "sha256": "f0", "pairs": 7, "tokens": [10, 8]},
@@ -139,22 +140,23 @@ def test_another_vocabulary(tmp_path):
 
 @pytest.mark.parametrize("name", ["transformer", "gnmt"])
 def test_a_run_is_refused_or_warned(tmp_path, name, caplog):
-    def opened(**changes):
+    def warned(**changes):
         config = importlib.import_module(f"configs.{name}").get_config()
         config.update((RECORDS if name == "gnmt" else {}) | changes | {"data_dir": str(tmp_path)})
+        config.train_batch_size = 8
         benchmark = benchmarks.load(config.lock(), "")
-        assert [benchmark.num_examples(split) for split in ("train", "eval")][1] == 24
-        return [row[0] for split in ("train", "eval") for row in benchmark.remarks(split)]
+        assert [benchmark.open(split) for split in ("train", "eval")][1] == 24
+        return [row[0] for split in ("train", "eval") for row in benchmark.data_warnings(split)]
 
     caplog.set_level(logging.WARNING)
     write_records(tmp_path, FILE, OTHER)
-    assert opened() == ["warn", "warn"]
+    assert warned() == ["warn", "warn"]
     assert sum("does not belong to" in record.message for record in caplog.records) == 2
     write_records(tmp_path, LOADED, FILE)
     with pytest.raises(DataError, match="20 with all ids 2 lower"):
-        opened()
+        warned()
     (tmp_path / "vocab.reference").write_bytes(LOADED)
-    assert opened(vocabulary_file="vocab.reference") == []
+    assert warned(vocabulary_file="vocab.reference") == []
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -166,10 +168,10 @@ def test_sentences_of_the_evaluation_among_those_of_training(tmp_path, monkeypat
     write_records(tmp_path, LOADED, LOADED, packed)
     config = importlib.import_module(f"configs.{name}").get_config()
     config.update((RECORDS if name == "gnmt" else {}) | {"data_dir": str(tmp_path)})
-    config.update({"row_length": 128} if name == "transformer" else {})
-    benchmark = benchmarks.load(config.lock(), "")
-    assert benchmark.remarks("train") == []
-    ((status, text, _),) = benchmark.remarks("eval")
+    config.update({"row_length": 128} if name == "transformer" else {"train_batch_size": 8})
+    benchmark = opened(benchmarks.load(config.lock(), ""))
+    assert benchmark.data_warnings("train") == []
+    ((status, text, _),) = benchmark.data_warnings("eval")
     count = len({*LINES["eval"]})
     assert status == "warn" and f"4 of {count} sentences to evaluate on are among" in text
 

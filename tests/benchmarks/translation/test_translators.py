@@ -21,6 +21,7 @@ from benchmarks.translation.vocabulary import EOS
 from commands import evaluating
 from common.errors import UserError
 from engine.plan import read_settings
+from tests.conftest import opened
 from tests.test_train import assert_same_state, fresh_signals, rows, state_on_disk  # noqa: F401
 
 NAMES = ("transformer", "gnmt")
@@ -52,7 +53,7 @@ RECORDS = dict.fromkeys(("train_source", "train_target", "eval_source", "eval_ta
 
 def configure(name: str, data: str, overrides: dict[str, Any]) -> Any:
     config = importlib.import_module(f"configs.{name}").get_config()
-    config.update({"data_dir": data, **TINY[name], **overrides})
+    config.update({"data_dir": data, "train_batch_size": 8, **TINY[name], **overrides})
     return config.lock()
 
 
@@ -145,7 +146,7 @@ def test_evaluation_and_the_tool_translate_alike(trained, monkeypatch, capfdbina
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_dropout_and_loss_do_not_depend_on_the_cut_into_devices(name, data):
-    benchmark = make(name, data[name], dropout=0.5)
+    benchmark = opened(make(name, data[name], dropout=0.5))
     batch = next(benchmark.train_batches(8, 0, 1, 0))
     batch.pop("host_seconds", None)
     params, _ = jax.jit(benchmark.init)(jax.random.key(0))
@@ -167,7 +168,7 @@ def test_dropout_and_loss_do_not_depend_on_the_cut_into_devices(name, data):
 
 @pytest.mark.long
 def test_the_end_of_the_sentence_may_not_count(tiny_bpe):
-    benchmark = make("gnmt", tiny_bpe, counts_eos=False)
+    benchmark = opened(make("gnmt", tiny_bpe, counts_eos=False))
     batch = next(benchmark.train_batches(8, 0, 1, 0))
     params, _ = jax.jit(benchmark.init)(jax.random.key(0))
     _, metrics, _ = benchmark.loss(params, {}, batch, jax.random.key(0))
@@ -177,7 +178,7 @@ def test_the_end_of_the_sentence_may_not_count(tiny_bpe):
 @pytest.mark.parametrize("sizes", [(3, 1), (9, 9)])
 def test_a_translation_is_as_long_as_its_source_allows(sizes, tiny_sentences, monkeypatch):
     """At most extra_length words more than the source has; none for padding."""
-    benchmark, limits = make("transformer", tiny_sentences, extra_length=3), []
+    benchmark, limits = opened(make("transformer", tiny_sentences, extra_length=3)), []
 
     def search(step, cache, limit, rules):
         limits.append((limit.tolist(), rules.beam_size, rules.max_length))
@@ -196,7 +197,8 @@ def test_a_translation_is_as_long_as_its_source_allows(sizes, tiny_sentences, mo
 
 
 def test_sentences_are_sorted_into_few_shapes(tiny_sentences):
-    batches = list(make("transformer", tiny_sentences).eval_batches(8, 0, 1))
+    benchmark = opened(make("transformer", tiny_sentences), "eval")
+    batches = list(benchmark.eval_batches(8, 0, 1))
     shapes = [batch["inputs"].shape for batch in batches]
     assert shapes == sorted(shapes) and {shape[1] for shape in shapes} == {4, 9}
     lengths = np.concatenate([(batch["inputs"] > 0).sum(1)[batch["mask"] > 0] for batch in batches])
@@ -205,7 +207,7 @@ def test_sentences_are_sorted_into_few_shapes(tiny_sentences):
 
 def test_records_of_the_transformer_are_read_as_pairs(tiny_sentences):
     benchmark = make("gnmt", tiny_sentences, **RECORDS)
-    assert (benchmark.num_examples("train"), benchmark.num_examples("eval")) == (90, 23)
+    assert (benchmark.open("train"), benchmark.open("eval")) == (90, 23)
     batch = next(benchmark.train_batches(8, 0, 1, 0))
     for inputs, targets in zip(batch["inputs"], batch["targets"], strict=True):
         words = inputs[inputs > EOS].tolist()
@@ -213,7 +215,7 @@ def test_records_of_the_transformer_are_read_as_pairs(tiny_sentences):
 
 
 def test_the_memory_that_a_host_needs(tiny_sentences):
-    benchmark = make("transformer", tiny_sentences)
+    benchmark = opened(make("transformer", tiny_sentences))
     batches = 8 * 24 * 12 * 6 * 4 // 3  # eight of 24 rows with six int32 leaves, over three hosts
     key, held = ("train_batch_size", "row_length"), benchmark.held_bytes(3)
     assert benchmark.host_bytes("train", 24, 3) == {key: batches, ("shuffle_buffer_size",): held}
@@ -244,7 +246,7 @@ def perfect(benchmark: Any, folder: str, wrong: int = 0) -> Any:
 
 
 def test_a_perfect_translation(tiny_sentences):
-    benchmark = make("transformer", tiny_sentences)
+    benchmark = opened(make("transformer", tiny_sentences))
     scores = benchmark.score(perfect(benchmark, tiny_sentences))
     assert scores["BLEU"] == pytest.approx(1) and scores["exact"] == 1
     assert 0.3 < benchmark.score(perfect(benchmark, tiny_sentences, wrong=5))["BLEU"] < 0.95
@@ -261,7 +263,7 @@ def test_a_perfect_translation(tiny_sentences):
 @pytest.mark.parametrize("stops", [False, True])
 def test_other_scores_of_the_rows_of_all_hosts_are_those_of_sacrebleu(stops, tiny_sentences):
     """A run that stops at its target, as MLPerf's, has only BLEU."""
-    benchmark = make("transformer", tiny_sentences, stop_at_target=stops)
+    benchmark = opened(make("transformer", tiny_sentences, stop_at_target=stops))
     draw, outputs = np.random.default_rng(0), {}
     for output in perfect(benchmark, tiny_sentences, wrong=2):
         tokens = output["tokens"][0]
@@ -289,11 +291,11 @@ def test_other_scores_of_the_rows_of_all_hosts_are_those_of_sacrebleu(stops, tin
 def test_references_are_decoded_where_there_is_no_file(folder, tiny_bpe):
     references = lines(folder)
     (folder / "references.txt").unlink()
-    assert make("transformer", str(folder)).references == references
+    assert opened(make("transformer", str(folder)), "eval").references == references
     benchmark = make("gnmt", tiny_bpe, eval_references="", num_eval_sentences=23)
-    assert benchmark.num_examples("eval") == 23 and len(benchmark.references) == 23
-    assert "BLEU is against the decoded targets" in benchmark.notes(0, evaluating=True)[0]
-    assert make("gnmt", tiny_bpe).notes(0, evaluating=True) == []
+    assert benchmark.open("eval") == 23 and len(benchmark.references) == 23
+    assert "BLEU is against the decoded targets" in benchmark.run_notes(0, evaluating=True)[0]
+    assert opened(make("gnmt", tiny_bpe)).run_notes(0, evaluating=True) == []
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", ""])
@@ -303,7 +305,7 @@ def test_references_are_lines_of_bytes(folder, end):
     data = "\n".join(f" {line}\t" for line in references) + end
     (folder / "newstest2014.de").write_bytes(b"not this one\n")
     (folder / "references.txt").write_bytes(data.encode())
-    assert make("transformer", str(folder)).references == references
+    assert opened(make("transformer", str(folder)), "eval").references == references
 
 
 def write_newstest(folder, sources=("a b c", "d e", "c"), references=("c b a", "e d", "c")):
@@ -315,15 +317,15 @@ def test_text_is_evaluated_where_sources_and_references_lie(folder):
     """Also beside records with references of their own, which have another number of lines."""
     write_newstest(folder)
     benchmark = make("transformer", str(folder))
-    assert benchmark.num_examples("eval") == 3 and benchmark.references == ["c b a", "e d", "c"]
+    assert benchmark.open("eval") == 3 and benchmark.references == ["c b a", "e d", "c"]
     assert benchmark.eval_pairs[0][:, :4].tolist() == [[2, 3, 4, 1], [5, 6, 1, 0], [4, 1, 0, 0]]
-    assert benchmark.check("eval") == [] and benchmark.notes(0, evaluating=True) == []
+    assert benchmark.check("eval") == [] and benchmark.run_notes(0, evaluating=True) == []
     assert "eval text" in benchmark.identity("eval").content
     assert [b["inputs"].shape for b in benchmark.eval_batches(2, 0, 1)] == [(2, 4), (2, 4)]
-    assert make("transformer", str(folder), eval_source="").num_examples("eval") == 23
+    assert make("transformer", str(folder), eval_source="").open("eval") == 23
     (folder / "my.en").write_text("a b\n" * 23)
     named = make("transformer", str(folder), eval_source="my.en")
-    assert named.num_examples("eval") == 23 and named.references == lines(folder)
+    assert named.open("eval") == 23 and named.references == lines(folder)
     assert (named.eval_pairs[0] == named.eval_pairs[0][0]).all()
 
 
@@ -331,7 +333,7 @@ def test_the_set_that_is_scored_is_named(folder):
     for path in folder.glob("toy-dev*"):
         path.rename(folder / "wmt32k-encoded-dev-00001-of-00001")
     (folder / "references.txt").unlink()
-    (note,) = make("transformer", str(folder)).notes(0, evaluating=True)
+    (note,) = opened(make("transformer", str(folder)), "eval").run_notes(0, evaluating=True)
     assert "wmt32k-encoded-dev-00001-of-00001 (newstest2013" in note
     assert "target=0.25 of the recipe for WMT is one of newstest2014: put newstest2014.en" in note
 
@@ -342,8 +344,8 @@ def test_the_set_that_is_scored_is_named(folder):
 def test_the_log_names_the_words_of_the_score(folder, caplog, line, words):
     """sacrebleu's signature belongs to a score; chrF stands beside it."""
     (folder / "references.txt").write_text(f"{line}\n" * 23, "utf-8")
-    benchmark = make("transformer", str(folder))
     caplog.set_level("INFO", logger="tpu_suite")
+    benchmark = opened(make("transformer", str(folder)), "eval")
     assert benchmark.references == [line] * 23
     assert f"sacrebleu: BLEU nrefs:1|case:lc|eff:no|tok:{words}|smooth:exp" in caplog.text
     scores = benchmark.score(iter([]))  # of the recipe that stops at its target, as MLPerf does
@@ -357,7 +359,7 @@ def check_refused(name, data, overrides, words):
     with pytest.raises(UserError, match=words) as caught:
         benchmark = make(name, str(data), **overrides)
         for split in ("train", "eval"):
-            benchmark.num_examples(split)
+            benchmark.open(split)
         next(benchmark.train_batches(overrides.get("train_batch_size", 8), 0, 1, 0))
     assert "\n" not in str(caught.value)
 

@@ -21,7 +21,7 @@ from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.manifest import describe_run
 from engine.step import model_items
 from tests.benchmarks.resnet import networks
-from tests.conftest import make_tiny_config, open_run, plan_of
+from tests.conftest import make_tiny_config, open_run, opened, plan_of
 
 
 def drawn(tree, seed=0):
@@ -100,6 +100,7 @@ def make_workdir(workdir, records, **overrides):
     items = model_items(state)
     items = items | {k: drawn(items[k]) for k in ("params", "model_state")}
     checkpoints = Checkpointer(f"{run.settings.workdir}/checkpoints", keep=1, best=lambda: None)
+    opened(run.benchmark)
     checkpoints.save(3, items, {"step": np.int32(3)}, describe_run(run.programs, 90))
     checkpoints.close()
     return str(workdir), items

@@ -339,7 +339,7 @@ def test_a_short_run_ends_where_the_plain_one_does(tiny_records, tmp_path, span,
         sizes = {"resnet_depth": 50, "image_size": 32, "train_batch_size": 32}
         config = make_tiny_config(tiny_records, **changes, **sizes).lock()
         plan = make_programs(config, str(tmp_path))
-        planned = plan_of(config, plan.benchmark.num_examples("train"))
+        planned = plan_of(config, plan.benchmark.open("train"))
         abstract = plan.abstract_state(planned)
         spec = plan.abstract_totals(abstract)
         ((_, lowered),) = plan.lower_train(planned, abstract, spec)

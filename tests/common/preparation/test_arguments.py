@@ -68,7 +68,7 @@ def test_the_command_fits_the_data(case, tmp_path, monkeypatch):
     assert (config.data_dir, config.init_from) == (str(out), model)
     assert (config.train_batch_size, config.get("image_size")) == (batch, size)
     benchmark = read_settings(config.lock(), str(tmp_path)).load_benchmark(str(tmp_path))
-    images = benchmark.num_examples("train")
+    images = benchmark.open("train")
     check_plan(config, images)
 
 

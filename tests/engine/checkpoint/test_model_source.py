@@ -21,7 +21,6 @@ from common.images.input_spec import NAMED
 from engine.checkpoint import model_source
 from engine.checkpoint.model_source import initial_weights
 from engine.plan import Programs
-from engine.run import Run
 from scripts import demo
 
 COMPILES = types.SimpleNamespace(use_cache=lambda *_: sys.exit("compiles"))
@@ -98,10 +97,11 @@ def test_a_model_is_not_used_where_its_data_have_other_classes(
     change_manifest(workdir, config=config | {"data_dir": folder})
     monkeypatch.setattr(commands.predict, "compiler", COMPILES)
     monkeypatch.setattr(export.programs, "of", lambda *_: sys.exit("prepares"))
-    monkeypatch.setattr(ImageClassifier, "num_examples", lambda *_: 4)
+    for method in ("open", "num_examples"):
+        monkeypatch.setattr(ImageClassifier, method, lambda *_: 4)
     source = types.SimpleNamespace(class_names=names, shards=Shards((), ()))
     monkeypatch.setattr(ImageClassifier, "source", lambda *_: source)
-    monkeypatch.setattr(Run, "host_bytes", lambda *_: {})
+    monkeypatch.setattr(ImageClassifier, "host_bytes", lambda *_: {})
     monkeypatch.setattr(Programs, "lower_predict", lambda *_: sys.exit("compiles"))
     command = {
         "demo": lambda: demo.make_answer(model_source.load(workdir)),

@@ -15,6 +15,7 @@ from PIL import Image
 import benchmarks
 from benchmarks.detection.scoring import NAMES
 from common.errors import UserError
+from tests.conftest import opened
 
 
 def make(data_dir, **overrides) -> Any:
@@ -46,7 +47,7 @@ def perfect_rows(benchmark):
 
 
 def test_a_perfect_detector_scores_1(tiny_scenes):
-    benchmark = make(tiny_scenes)
+    benchmark = opened(make(tiny_scenes))
     scores = benchmark.score(perfect_rows(benchmark))
     assert set(scores) <= set(NAMES)
     assert scores["mAP"] == scores["AP50"] == pytest.approx(1)
@@ -55,7 +56,7 @@ def test_a_perfect_detector_scores_1(tiny_scenes):
 @pytest.mark.long
 def test_exhibits_are_coco_s_own_form_and_pictures(tiny_scenes):
     """Names with dollars, which are no formulas."""
-    benchmark = make(tiny_scenes)
+    benchmark = opened(make(tiny_scenes))
     names = tuple((number, r"$\foo$") for number, _ in benchmark.annotations.categories)
     benchmark.annotations = dataclasses.replace(benchmark.annotations, categories=names)
     shown = benchmark.uses.exhibits(perfect_rows(benchmark))[-1]
@@ -79,7 +80,7 @@ def test_detections_outlive_a_picture_that_cannot_be_drawn(tiny_scenes, monkeypa
         raise ValueError("no font")
 
     monkeypatch.setattr("benchmarks.detection.exhibits.Artist.draw", fail)
-    benchmark = make(tiny_scenes)
+    benchmark = opened(make(tiny_scenes))
     exhibit = benchmark.uses.exhibits(perfect_rows(benchmark))[-1]
     files = exhibit.files
     assert not exhibit.pictures and "no font" in exhibit.text
@@ -142,4 +143,4 @@ def test_annotations_of_other_images(tiny_scenes, tmp_path):
     other.write_text(json.dumps(content))
     benchmark = make(tiny_scenes, eval_annotations=str(other))
     with pytest.raises(UserError, match=rf"val-.*\({other}\) differ in 2 images, .* id 1,"):
-        benchmark.num_examples("eval")
+        benchmark.open("eval")
