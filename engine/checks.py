@@ -46,7 +46,7 @@ def check_plan(programs: Programs, plan: Plan, state: TrainState, evaluating: bo
     `state` is the plan's initial state, or its shapes. UserError names the key.
     """
     check_settings(programs, evaluating)
-    settings, total = programs.settings, plan.recipe.total_steps
+    settings, total = programs.settings, plan.total_steps
     if settings.profile_steps:
         Profiler(settings.profile_steps, settings.workdir).check(total)
     first = plan.eval_every.next_after(0)
