@@ -26,9 +26,7 @@ def saver(monkeypatch):
     )
     stub._reporter.cut = lambda step: stub.events.append(("cut", step))
     stub._programs = types.SimpleNamespace(
-        settings=types.SimpleNamespace(
-            schedule=types.SimpleNamespace(warmup_steps=""), train_batch_size=4
-        ),
+        settings=types.SimpleNamespace(warmup_steps="", train_batch_size=4),
         benchmark=types.SimpleNamespace(train_ids=lambda size, step: []),
     )
     stub._guard = types.SimpleNamespace(check=lambda: stub.events.append("lock"))
