@@ -1,4 +1,4 @@
-"""What the exhibits of several benchmarks have in common: files and pictures."""
+"""What the exhibits of several benchmarks have in common: tables, pictures, groups of examples."""
 
 import io
 from collections.abc import Iterable, Sequence

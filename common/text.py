@@ -1,4 +1,4 @@
-"""Text in files: encodings, lines, the sentences of .sgm, similar names, and tables as CSV."""
+"""Files of text: their encoding, their lines, and the sentences of WMT's .sgm."""
 
 import codecs
 import collections

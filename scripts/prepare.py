@@ -19,13 +19,13 @@ from typing import Any
 
 from common import console, entry, locks
 from common.data import files
-from common.data.shards import tensorflow
 from common.errors import UserError, one_line, some
 from common.images import photos
 from common.preparation import archives, arguments, downloads, unread
 from common.preparation.folders import DatasetFormat, Folder
 from common.preparation.sources import SUFFIXES, SourceError
 from common.preparation.writing import State
+from common.tensorflow import tensorflow
 from engine import environment
 
 # By name: the package whose `preparation` has a module of this name, with prepare(args), and

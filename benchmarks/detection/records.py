@@ -15,9 +15,10 @@ import numpy as np
 
 from common.data import caches, files
 from common.data.decoding import IMAGE_MAGIC
-from common.data.shards import Shards, record_name, tensorflow
+from common.data.shards import Shards, record_name
 from common.errors import DataError
 from common.images import manifest
+from common.tensorflow import tensorflow
 
 LABEL = "image/object/class/label"
 MASK = "image/object/mask"

@@ -1,6 +1,6 @@
 """Uses a trained detector: finds objects on photos, shows them, and exports the detector.
 
-The exported `common.portable.Program` is a function of a photo.
+The exported `common.exportable.ExportableProgram` is a function of a photo.
 """
 
 import functools
@@ -14,11 +14,11 @@ import numpy as np
 from benchmarks.detection import exhibits, records, weights
 from benchmarks.detection.detector import Detector
 from benchmarks.uses import Boxes, Detection, Exhibit, Imported
-from common.data.shards import tensorflow
 from common.errors import UserError
 from common.images import manifest, photos, pixels
 from common.images.input_spec import run_decoder
 from common.portable import Arrays, Program
+from common.tensorflow import tensorflow
 
 _MARGIN = 1e-3  # how far rounding may move a score below the least one
 _MEANING = {  # the meaning of a program's inputs and outputs

@@ -19,8 +19,8 @@ import numpy as np
 
 from benchmarks.ncf.ratings import locate
 from common import limits
-from common.data.shards import read_errors, tensorflow
 from common.errors import DataError, one_line
+from common.tensorflow import read_errors, tensorflow
 from common.text import decoded, normal_name, text_lines
 
 _log = logging.getLogger("tpu_suite")

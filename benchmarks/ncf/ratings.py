@@ -24,8 +24,8 @@ from pyarrow import csv
 from common import console, limits
 from common.data import caches, files
 from common.data.order import hash64
-from common.data.shards import tensorflow
 from common.errors import DataError, one_line
+from common.tensorflow import tensorflow
 from common.text import decoded
 
 _log = logging.getLogger("tpu_suite")

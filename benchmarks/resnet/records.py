@@ -9,9 +9,10 @@ import numpy as np
 
 from benchmarks.resnet.settings import Data
 from common.data import caches, decoding, files
-from common.data.shards import Shards, record_name, tensorflow
+from common.data.shards import Shards, record_name
 from common.errors import ConfigError, DataError, one_line, some
 from common.images import manifest
+from common.tensorflow import tensorflow
 from input_pipeline import Source, wrong_label
 
 IMAGENET = {"train": 1_281_167, "eval": 50_000, "classes": 1_000}  # Russakovsky et al. 2015
@@ -30,7 +31,7 @@ def open_split(keys: Data, split: str, cache_dir: str, trust_manifest: bool = Tr
     return open_tfds(keys.dataset.removeprefix("tfds:"), keys.data_dir, split, number)
 
 
-def data_manifest(keys: Data) -> manifest.DataManifest | None:
+def load_data_manifest(keys: Data) -> manifest.DataManifest | None:
     """The data manifest in the folder of the records, if there is one."""
     has_data = keys.dataset == "records" and keys.data_dir
     return manifest.load(keys.data_dir) if has_data else None

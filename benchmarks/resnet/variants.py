@@ -270,8 +270,8 @@ def scale_branch(y: jax.Array, factors: jax.Array) -> jax.Array:
 def compose_pallas(model: ResNet, padding: Any) -> ResNet:
     """config.kernels = "pallas": one kernel per boundary of two bottlenecks in the backward pass.
 
-    Function and variables are the same as with batch_norm="gram". `common.layers.boundary` has the
-    kernel and says what it saves. Where these devices cannot run it, calling the model in training
+    Function and variables are the same as with batch_norm="gram". `boundary` has the kernel
+    and says what it saves. Where these devices cannot run it, calling the model in training
     raises a ConfigError.
     """
     from common.layers import gram_boundary  # imports Pallas, which few runs need

@@ -119,7 +119,7 @@ def _forward(rule: _Rule, features: Any, classifier: Any, targets: Any, weights:
             again = jax.lax.platform_dependent(
                 scores, tpu=jax.lax.optimization_barrier, default=lambda x: x
             )
-            of_bias += sums.over_first_axes(gradients_at(again).astype(features.dtype), acc_dtype)
+            of_bias += sums.sum_first_axes(gradients_at(again).astype(features.dtype), acc_dtype)
         of_kernel += jnp.tensordot(
             features, gradients, (tokens, tokens), preferred_element_type=acc_dtype
         )

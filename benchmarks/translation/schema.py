@@ -20,8 +20,9 @@ from etils import epath
 
 from benchmarks.translation.vocabulary import EOS, Vocabulary, Words
 from common.data import files, records
-from common.data.shards import read_errors, read_problem, tensorflow
+from common.data.shards import read_problem
 from common.errors import DataError, parse_json
+from common.tensorflow import read_errors, tensorflow
 
 SIDES = ("inputs", "targets")
 FEATURES = tuple(f"{side}{part}" for side in SIDES for part in ("", "_segmentation", "_position"))

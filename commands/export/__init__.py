@@ -20,8 +20,8 @@ from etils import epath
 from commands.export import classifiers, programs
 from commands.export.formats import DEFAULTS, PATHS, files_in
 from common.data import files
-from common.data.shards import tensorflow
 from common.errors import ConfigError, OutputError, one_line, parse_json, visible
+from common.tensorflow import tensorflow
 from engine import environment, locations
 from engine.checkpoint import model_source
 

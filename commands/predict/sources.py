@@ -24,10 +24,10 @@ from commands.predict.outputs import Row, say, shown
 from common import pools
 from common.console import Progress
 from common.data import files
-from common.data.shards import tensorflow
 from common.errors import ConfigError, DataError, count, is_of_files, one_line
 from common.images import photos
 from common.images.photos import Jpeg
+from common.tensorflow import tensorflow
 from engine import locations
 from engine.checkpoint.model_source import Model
 

@@ -20,8 +20,9 @@ from etils import epath
 
 from common.console import Progress, report_progress
 from common.data import files
-from common.data.shards import READ_BUFFER, read_errors, read_problem, record_name, tensorflow
+from common.data.shards import READ_BUFFER, read_problem, record_name
 from common.errors import DataError, one_line, parse_json
+from common.tensorflow import read_errors, tensorflow
 
 T = TypeVar("T")
 

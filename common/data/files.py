@@ -1,4 +1,4 @@
-"""Finds files of records, reads their manifests, and writes files."""
+"""The files of a split: found by the config's patterns, complete sets of shards, their identity."""
 
 import concurrent.futures
 import contextlib
@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from etils import epath
 
 from common.console import report_progress
-from common.data.shards import tensorflow
 from common.errors import DataError, one_line, parse_json
+from common.tensorflow import tensorflow
 
 Row = TypeVar("Row")
 
@@ -63,7 +63,7 @@ def find(data_dir: str, patterns: str, what: str) -> tuple[str, ...]:
 
 
 def matching_paths(pattern: str, folder: str = "") -> list[str]:
-    """The paths that match a pattern; its `known_part` is taken literally."""
+    """The paths that match a pattern; its `existing_prefix` is taken literally."""
     known = known_part(pattern, folder)
     escaped = re.sub(r"[\\*?\[]", r"\\\g<0>", known)
     return tensorflow().io.gfile.glob(escaped + pattern[len(known) :])

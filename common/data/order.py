@@ -15,9 +15,8 @@ number of hosts that divides the number of streams. The examples are numbered in
   step that belong to the same example are kept apart: neighbours are different examples, unless
   a step has a single one of a block.
 
-A benchmark with several pools of examples, such as Mask R-CNN, gives each an `Order`. `Permutation`
-computes any position of a random order of examples in memory, and `even_groups` cuts examples into
-groups of about one size.
+A benchmark with several pools of examples, such as Mask R-CNN, gives each an `Order`. A random
+order of examples in memory is a `permutation.Permutation`.
 """
 
 import dataclasses

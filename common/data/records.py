@@ -15,7 +15,7 @@ from typing import Any
 import google_crc32c
 
 from common.data import files
-from common.data.shards import tensorflow
+from common.tensorflow import tensorflow
 
 SPLITS = ("train", "validation")
 DETECTION_SPLITS = ("train", "val")
@@ -26,7 +26,7 @@ _SHARD = (
     rf"(?:validation{_NUMBER}|(?:train|val){_NUMBER}(?:\.tfrecord)?|"
     rf"(?:{'|'.join(TEXT_SPLITS)}){_NUMBER})"
 )
-_UNFINISHED = r"tmp\..+\.[0-9a-f]{8}"  # of `files.write`
+_UNFINISHED = r"tmp\..+\.[0-9a-f]{8}"  # of `storage.write`
 
 
 def shard_name(split: str, i: int, n: int) -> str:

@@ -20,8 +20,8 @@ import numpy as np
 from etils import epath
 
 from common.data.files import matching_paths
-from common.data.shards import tensorflow
 from common.errors import DataError, one_line, some
+from common.tensorflow import tensorflow
 
 _MAGIC = b"\x57\xfb\x80\x8b\x24\x75\x47\xdb"  # a V1 checkpoint ends with it, as LevelDB's tables do
 # What the names of a checkpoint's files have after its prefix; the last is a shard of V1.

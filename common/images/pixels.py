@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from common.data.shards import tensorflow
+from common.tensorflow import tensorflow
 
 LARGE = 1 << 20  # pixels: smaller JPEGs gain nothing from `least_side`
 # Accurate DCT costs nothing measurable; TensorFlow's default is off by 1.6 levels RMS.

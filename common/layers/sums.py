@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 
-def over_last_axis(x: jax.Array, dtype: Any) -> jax.Array:
+def sum_last_axis(x: jax.Array, dtype: Any) -> jax.Array:
     """The sum [...] of x [..., n], added in `dtype`.
 
     On TPUs float32 values are rounded to two bfloat16 numbers each, by at most 2^-17.
@@ -26,7 +26,7 @@ def over_last_axis(x: jax.Array, dtype: Any) -> jax.Array:
     return lax.platform_dependent(x, tpu=product, default=partial(jnp.sum, axis=-1, dtype=dtype))
 
 
-def over_first_axes(x: jax.Array, dtype: Any) -> jax.Array:
+def sum_first_axes(x: jax.Array, dtype: Any) -> jax.Array:
     """The sum [n] of x [..., n], added in `dtype`; TPUs round float32 by at most 2^-17."""
     axes = x.ndim - 1
 
@@ -47,7 +47,7 @@ def log_sum_exp(scores: jax.Array) -> jax.Array:
     """
     largest = jnp.max(scores, -1)
     exponentials = jnp.exp(scores - largest[..., None])
-    return largest + jnp.log(over_last_axis(exponentials, scores.dtype))
+    return largest + jnp.log(sum_last_axis(exponentials, scores.dtype))
 
 
 def _precision(x: jax.Array) -> lax.Precision | None:

@@ -22,9 +22,9 @@ from PIL import Image
 
 from common import console
 from common.data import files, records
-from common.data.shards import tensorflow
 from common.errors import UserError
 from common.preparation import arguments, schema, writing
+from common.tensorflow import tensorflow
 
 SEED = 0
 SIZE = 32  # pixels, height and width

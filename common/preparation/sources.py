@@ -19,9 +19,9 @@ from concurrent import futures
 from typing import Any, NamedTuple
 
 from common import console, limits, pools
-from common.data.shards import tensorflow
 from common.errors import INVALID, UserError, one_line
 from common.images import photos
+from common.tensorflow import tensorflow
 
 SUFFIXES = (".jpeg", ".jpg", ".png")
 

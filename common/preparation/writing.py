@@ -1,7 +1,7 @@
-"""Plans the shards of a data set, writes those that are missing, and describes them in a manifest.
+"""Plans the shards of a data set, writes those that are missing, and describes them.
 
 OUT/prepare_state/ has plan.json, which says what the folder is for, and a summary of each finished
-shard, which becomes a part of the manifest. A shard without its summary is written again.
+shard, which becomes a part of the data manifest. A shard without its summary is written again.
 """
 
 import collections
@@ -21,10 +21,10 @@ from PIL import features
 
 from common import console, pools
 from common.data import files, records
-from common.data.shards import tensorflow
 from common.errors import DataError, UserError, parse_json, visible
 from common.images.manifest import repeated_images
 from common.preparation.sources import Source, SourceError
+from common.tensorflow import tensorflow
 
 _SHARD_BYTES = 128 << 20  # large enough for object stores, small enough for a shuffle of files
 FACTS = ("examples", "bytes", "sha256")  # of a shard
@@ -73,7 +73,7 @@ class State:
             command = ["python", "-m", "scripts.prepare", *sys.argv[1:]]
             self.write(files.COMMAND, shlex.join(command))  # first: it ends what is interrupted
             self.write(files.PLAN, None)  # without a manifest it marks an unfinished folder
-            self.remove_manifest()
+            self.remove_data_manifest()
             records.remove_shards(self.out)
             for name in records.list_folder(self._folder):
                 if name not in (files.PLAN, files.COMMAND):
@@ -82,8 +82,8 @@ class State:
         records.remove_unfinished(self.out)
         records.remove_unfinished(self._folder)
 
-    def remove_manifest(self) -> None:
-        """Deletes the manifest, which describes a complete set."""
+    def remove_data_manifest(self) -> None:
+        """Deletes the data manifest, which describes a complete set."""
         path = os.path.join(self.out, files.MANIFEST)
         if tensorflow().io.gfile.exists(path):
             tensorflow().io.gfile.remove(path)
@@ -150,7 +150,7 @@ def write(
         state.write(f"{name}.json", results[name])
 
     if unfinished:
-        state.remove_manifest()
+        state.remove_data_manifest()
         progress = console.ProgressBar("writing", sum(len(planned[n][1]) for n in unfinished))
         with pools.Threads(workers) as pool, pools.Threads(writers) as writer_pool:
             tasks = [writer_pool.submit(write_one, name) for name in unfinished]
@@ -209,13 +209,13 @@ def tools() -> dict[str, str]:
     return {"pillow": PIL.__version__, "libjpeg": str(features.version("libjpeg_turbo"))}
 
 
-def manifest(
+def manifest_content(
     head: dict[str, Any],
     classes: dict[int, dict[str, Any]],
     results: Sequence[dict[str, Any]],
     left_out: Iterable[tuple[str, str]] = (),
 ) -> dict[str, Any]:
-    """The content of manifest.json, which begins with `head`.
+    """The content of a data manifest, which begins with `head`.
 
     `classes` has facts about each label, to which its number of examples in each split is added.
     `results` are from `write`; `left_out` has (path, reason) of other files that were left out.
@@ -259,7 +259,7 @@ def report_repeated(results: Sequence[Mapping[str, Any]]) -> None:
 
 
 def is_complete(out: str, *others: str) -> bool:
-    """Whether a folder has the shards that its manifest lists, no other ones, and `others`."""
+    """Whether a folder has the shards that its data manifest lists, no other ones, and `others`."""
     if not all(tensorflow().io.gfile.exists(os.path.join(out, name)) for name in others):
         return False
     try:
@@ -273,8 +273,8 @@ def is_complete(out: str, *others: str) -> bool:
     return bool(shards) and sizes == [row["bytes"] for row in shards]
 
 
-def save_manifest(out: str, content: dict) -> None:
-    """Writes manifest.json, with the digest of its splits, unless it has this content already."""
+def save_data_manifest(out: str, content: dict) -> None:
+    """Writes the data manifest, with the digest of its splits, unless it is there already."""
     if "splits" in content:
         content = content | {files.DIGEST: files.splits_digest(content["splits"])}
     save(out, files.MANIFEST, json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n")

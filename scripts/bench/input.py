@@ -35,10 +35,10 @@ from benchmarks.resnet.records import open_records
 from common import console, entry
 from common.data import files, records
 from common.data.order import Order
-from common.data.shards import tensorflow
 from common.errors import ConfigError
 from common.images.input_spec import IMAGENET_UNIT
 from common.preparation import schema
+from common.tensorflow import tensorflow
 from engine import environment
 from scripts.bench.peers import on_torch
 

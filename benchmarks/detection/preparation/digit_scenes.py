@@ -5,8 +5,8 @@
 
 6,000 images for training and 300 for validation, with 1 to 6 digits each, come from scikit-learn's
 1,797 handwritten digits, without a network. Two of three images are 128 pixels high and 160 wide,
-the others 160 high and 128 wide. Validation shows digits that training never sees: the split is
-that of `common.preparation.digits`. OUT/coco holds the images and annotations as COCO has them:
+the others 160 high and 128 wide. Validation shows digits that training never sees, by the
+split of `common.preparation.sklearn_digits`. OUT/coco holds images and annotations in COCO's form:
 boxes, run-length masks, category ids with gaps; `coco` makes the records, with masks. The same
 versions of NumPy and Pillow give the same bytes. --digits draws these digits only, which are then
 the only categories, and --train_images makes another number of training images: a small task for

@@ -26,10 +26,10 @@ from benchmarks.ncf.preparation.table_formats import Table, are_lists, open_tabl
 from benchmarks.ncf.preparation.values import pc
 from common import console
 from common.data import caches, files
-from common.data.shards import tensorflow
 from common.errors import some
 from common.preparation import arguments, writing
 from common.preparation.sources import SourceError
+from common.tensorflow import tensorflow
 
 _COLUMNS = ("user", "item", "time")  # of columns
 _SHOWN = 10  # files with a line each

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from common import limits
 from common.data import records
-from common.data.shards import tensorflow
 from common.errors import some, visible
 from common.images.photos import SUFFIXES
 from common.preparation.sources import Source, SourceError, read_all
 from common.preparation.splits import COLUMNS, split_of, whole_split
+from common.tensorflow import tensorflow
 from common.text import decoded, normal_name, text_lines
 
 _LABELS = (  # names of columns, the likeliest first

@@ -24,10 +24,10 @@ from benchmarks.resnet.preparation import annotations, examples
 from benchmarks.resnet.records import IMAGENET
 from common import console, foreign
 from common.data import records
-from common.data.shards import tensorflow
 from common.errors import UserError, some, visible
 from common.images.pixels import LARGE
 from common.preparation import arguments, holdout, sources, unread, writing
+from common.tensorflow import tensorflow
 from common.text import normal_name
 
 _FEW = 20  # training photos, with which a class is hardly learnt

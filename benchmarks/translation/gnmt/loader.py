@@ -21,8 +21,9 @@ from benchmarks.translation.vocabulary import EOS, Vocabulary, Words
 from common.console import Progress
 from common.data import caches, files
 from common.data.order import first_examples
-from common.data.shards import record_name, tensorflow
+from common.data.shards import record_name
 from common.errors import ConfigError, DataError, one_line
+from common.tensorflow import tensorflow
 from common.text import decoded
 
 if TYPE_CHECKING:

@@ -69,7 +69,7 @@ def make(args: argparse.Namespace, source: TextInput) -> dict[str, Any]:
         **source.settings,
     }
     state.claim({"settings": settings, "input": stamps}, args.overwrite)
-    state.remove_manifest()  # it describes a complete set
+    state.remove_data_manifest()  # it describes a complete set
     if vocabulary:
         vocabularies.save(args.out, vocabulary)
     else:

@@ -13,9 +13,9 @@ from benchmarks.translation.preparation.text_formats import Corpus, Lines
 from benchmarks.translation.vocabulary import Vocabulary, Words, load_vocabulary
 from common import console
 from common.data import files
-from common.data.shards import tensorflow
 from common.errors import DataError, UserError
 from common.preparation.sources import SourceError
+from common.tensorflow import tensorflow
 
 _EVAL = 2000, 100, 50  # pairs taken for evaluation: the most, the least, and one in so many
 _TAGS = re.compile("</?(doc|url|speaker|talkid|title|description|keywords|reviewer|translator)\\b")

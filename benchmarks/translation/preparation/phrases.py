@@ -20,8 +20,8 @@ from random import Random
 
 from benchmarks.translation.preparation import text
 from common import console
-from common.data.shards import tensorflow
 from common.preparation import arguments, writing
+from common.tensorflow import tensorflow
 
 COUNTS = {"train": 20_000, "eval": 500}
 _RESERVED = 20  # one value in 20 is for the evaluation

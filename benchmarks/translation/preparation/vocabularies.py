@@ -19,9 +19,9 @@ from benchmarks.translation.vocabulary import (
     split_tokens,
 )
 from common.data import files
-from common.data.shards import tensorflow
 from common.errors import UserError
 from common.preparation import writing
+from common.tensorflow import tensorflow
 
 FILES = {"subwords": "vocab.subwords", "sentencepiece": "vocab.model"}  # names in OUT, by kind
 _FACTS = "vocabulary.json"

@@ -1,4 +1,4 @@
-"""Files: finding them, sets of shards, writing, and which of them do not answer."""
+"""The files of a split: patterns, sets of shards, what is refused."""
 
 import json
 import re

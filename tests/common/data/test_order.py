@@ -260,9 +260,6 @@ def test_how_many_files_take_turns(files, streams, buffer, interleaved):
     assert order.block == max(1, buffer // streams)
 
 
-# --- Permutations and groups.
-
-
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 115, 1000, 4096, 4097, 99_999])
 def test_a_permutation_has_every_number_once(size):
     images = Permutation(size, 3, 1)(np.arange(size))

@@ -50,9 +50,6 @@ def test_labels_count_from_one_to_their_number(labels, count):
     assert "(ValueError('its labels do not count from 1'))" in str(caught.value)
 
 
-# --- Images that occur several times.
-
-
 def repeated(rows):
     digests, labels, splits = map(np.array, zip(*rows, strict=True))
     return manifest.repeated_images(digests, labels, splits, lambda i: f"file {i}")

@@ -9,7 +9,7 @@ import pytest
 
 from common.layers import sums
 
-SUMS = {"last": sums.over_last_axis, "first": sums.over_first_axes}
+SUMS = {"last": sums.sum_last_axis, "first": sums.sum_first_axes}
 AXES = {"last": 2, "first": (0, 1)}
 
 

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from common.data import files, records
-from common.data.shards import tensorflow
 from common.errors import DataError, UserError
 from common.preparation import digits, writing
+from common.tensorflow import tensorflow
 from scripts import prepare
 from tests.helpers.preparation import leaves
 

@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 
 from benchmarks.detection.preparation.coco import _warn, small_data
-from common.data.shards import tensorflow
 from common.images import manifest
 from common.preparation import arguments
+from common.tensorflow import tensorflow
 from scripts import prepare
 from tests.benchmarks.resnet.preparation.test_imagenet import (
     contents,

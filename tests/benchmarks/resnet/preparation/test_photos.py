@@ -10,9 +10,9 @@ from PIL import Image
 
 from benchmarks.resnet.preparation import examples, recognise
 from common.data import records
-from common.data.shards import tensorflow
 from common.errors import UserError
 from common.preparation import holdout, sources
+from common.tensorflow import tensorflow
 from scripts import prepare
 from tests.benchmarks.resnet.preparation.test_imagenet import (
     encoded,
