@@ -4,6 +4,8 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from common.images import pixels
 from common.text import csv_text
 
@@ -32,3 +34,18 @@ def png(figure: Any) -> bytes:
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=100)
     return file.getvalue()
+
+
+def even_groups(values: np.ndarray, most: int) -> list[np.ndarray]:
+    """The indices of values int[n] in at most `most` groups, the least values first.
+
+    Equal values stay together. So groups may differ in size, and there may be fewer of them; none
+    is empty.
+    """
+    order = np.argsort(values, kind="stable")
+    ordered, n = values[order], len(values)
+    if not n:
+        return []
+    lasts = [max(n * (i + 1) // most, 1) - 1 for i in range(most)]
+    ends = np.unique(np.searchsorted(ordered, ordered[lasts], side="right"))
+    return np.split(order, ends[:-1])

@@ -24,7 +24,7 @@ from absl import logging as absl_logging
 from etils import epath
 
 from common import console, entry
-from common.data.files import MANIFEST, matching_paths, write
+from common.data import data_manifest, storage
 from common.errors import UserError, count, is_of_files, one_line, parse_json, some
 from engine import environment, locations, recipe
 from engine.cluster import preemption
@@ -199,8 +199,8 @@ def stage(request: Request, groups: Sequence[Sequence[str]]) -> None:
     The folder has a list of its copies; no file that is not in it is overwritten or deleted.
     """
     source, target = epath.Path(request.stage_from), request.staged
-    patterns = [pattern for group in (*groups, [MANIFEST]) for pattern in group]
-    matches = {p: matching_paths(f"{source}/{p}", str(source)) for p in patterns}
+    patterns = [pattern for group in (*groups, [data_manifest.FILE_NAME]) for pattern in group]
+    matches = {p: storage.matching_paths(f"{source}/{p}", str(source)) for p in patterns}
     if not any(matches[pattern] for pattern in groups[0]):
         raise UserError(f"STAGE_FROM={source} holds no files {' or '.join(groups[0])}")
     if os.path.realpath(source) == os.path.realpath(target):
@@ -278,7 +278,7 @@ def _read(path: epath.Path) -> dict[str, Any]:
 
 
 def _write(path: epath.Path, content: dict[str, Any]) -> None:
-    write(str(path), [json.dumps(content, indent=2).encode(), b"\n"])
+    storage.write(str(path), [json.dumps(content, indent=2).encode(), b"\n"])
 
 
 def _say(text: str) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from common import console, entry, locks
-from common.data import files
+from common.data import data_manifest, files
 from common.errors import UserError, one_line, some
 from common.images import photos
 from common.preparation import archives, arguments, downloads, unread
@@ -197,10 +197,10 @@ def _out(args: argparse.Namespace, is_file: bool, name: str) -> str:
 def is_prepared(folder: Folder, path: str) -> bool:
     """Whether a folder holds records of this program; if so, prints the command that trains."""
     names = {file.name for file in folder.files}
-    files.check_finished(path)
-    has_command = f"{files.STATE}/{_TRAIN_FILE}" in names
+    data_manifest.check_finished(path)
+    has_command = f"{data_manifest.STATE}/{_TRAIN_FILE}" in names
     has_records = files.stems(names) or {"ratings.csv", "items.csv"} <= names
-    if not has_command and (files.MANIFEST not in names or not has_records):
+    if not has_command and (data_manifest.FILE_NAME not in names or not has_records):
         return False
     hint = "the command that made them prints the one that trains, if you type it again"
     if has_command:

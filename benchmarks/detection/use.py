@@ -14,8 +14,9 @@ import numpy as np
 from benchmarks.detection import exhibits, records, weights
 from benchmarks.detection.detector import Detector
 from benchmarks.uses import Boxes, Detection, Exhibit, Imported
+from common.data import data_manifest
 from common.errors import UserError
-from common.images import manifest, photos, pixels
+from common.images import photos, pixels
 from common.images.input_spec import run_decoder
 from common.portable import Arrays, Program
 from common.tensorflow import tensorflow
@@ -47,7 +48,7 @@ class DetectorUses(Boxes):
 
     def data_meaning(self) -> Mapping[str, Any]:
         keys = self._benchmark.keys
-        content = manifest.load(keys.data_dir) if keys.data_dir else None
+        content = data_manifest.load(keys.data_dir) if keys.data_dir else None
         if content is None or not content.category_ids:
             return {}
         categories = sorted(zip(content.category_ids, content.class_names, strict=True))

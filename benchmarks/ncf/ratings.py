@@ -22,7 +22,7 @@ import pyarrow
 from pyarrow import csv
 
 from common import console, limits
-from common.data import caches, files
+from common.data import caches, data_manifest
 from common.data.order import hash64
 from common.errors import DataError, one_line
 from common.tensorflow import tensorflow
@@ -72,13 +72,13 @@ def locate(data_dir: str) -> str:
     is_file = folder.endswith((".csv", ".dat", ".data", ".zip"))
     paths = [folder] if is_file else [f"{folder}/{name}" for name in FILES]
     try:
-        files.check_finished(folder)
+        data_manifest.check_finished(folder)
         for path in paths:
             if tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path):
                 limits.check_file(path)
                 place = os.path.dirname(path)
                 beside = (os.path.join(place, name) for name in ("users.csv", "items.csv"))
-                files.check_sizes(place, [path, *beside])
+                data_manifest.check_sizes(place, [path, *beside])
                 return path
     except tf.errors.OpError as error:
         raise DataError(f"cannot look for ratings in {data_dir}: {one_line(error)}") from error

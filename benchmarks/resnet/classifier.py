@@ -101,7 +101,7 @@ class ImageClassifier(RecordBenchmark):
             return self.keys.num_label_classes
         if self.keys.dataset.startswith("tfds:"):
             return self.source("train").num_classes
-        content = records.data_manifest(self.keys)
+        content = records.load_data_manifest(self.keys)
         return len(records.valid_labels(0, len(content.class_names) if content else 0))
 
     @functools.cached_property

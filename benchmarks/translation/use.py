@@ -13,13 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from benchmarks.exhibits import csv_file
+from benchmarks.exhibits import csv_file, even_groups
 from benchmarks.translation import evaluation
 from benchmarks.translation.translator import Translator
 from benchmarks.translation.vocabulary import EOS, Words
 from benchmarks.uses import Bar, Exhibit, Sentences
 from common.data import files
-from common.data.order import even_groups
 from common.errors import CheckpointError, DataError
 from common.portable import Arrays, Program
 

@@ -19,7 +19,7 @@ import numpy as np
 from etils import epath
 
 from common.console import Progress, report_progress
-from common.data import files
+from common.data import storage
 from common.data.shards import READ_BUFFER, read_problem, record_name
 from common.errors import DataError, one_line, parse_json
 from common.tensorflow import read_errors, tensorflow
@@ -40,7 +40,7 @@ def scan_files(
     `settings` (JSON) are the same. A damaged one is made again. DataError if a file is missing.
     """
     report_progress(f"looking up the sizes of {len(paths)} files, {paths[0]} first")
-    lengths = files.sizes(paths)
+    lengths = storage.sizes(paths)
     key = {"settings": settings, "files": [list(row) for row in zip(paths, lengths, strict=True)]}
     path = epath.Path(cache)
     report_progress(f"reading {cache}")
@@ -63,7 +63,7 @@ def scan_files(
             progress.at(sum(lengths[: len(results)]), text)
     report_progress(f"writing {cache}")
     content = {"key": key, "results": results, "sha256": _digest(key, results)}
-    files.write(cache, [json.dumps(content).encode()])
+    storage.write(cache, [json.dumps(content).encode()])
     return results
 
 
@@ -106,7 +106,7 @@ def count_records(path: str, check: Callable[[Any, int], None], schema: str) -> 
 
 def file_stamps(paths: Sequence[str]) -> list[tuple[str, int, int]]:
     """Path, bytes and time of modification (ns, but whole seconds) of files, for keys."""
-    sizes, gfile = files.sizes(paths), tensorflow().io.gfile
+    sizes, gfile = storage.sizes(paths), tensorflow().io.gfile
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         times = pool.map(lambda path: int(gfile.stat(path).mtime_nsec), paths)
         return list(zip(paths, sizes, times, strict=True))
@@ -128,7 +128,7 @@ def cached_arrays(kind: type[T], path: str, key: str, compute: Callable[[], T]) 
     np.savez(content, key=np.array(key), **vars(result))
     report_progress(f"writing {path}")
     view = content.getbuffer()
-    files.write(path, (bytes(view[i : i + _PART]) for i in range(0, len(view), _PART)))
+    storage.write(path, (bytes(view[i : i + _PART]) for i in range(0, len(view), _PART)))
     return result
 
 

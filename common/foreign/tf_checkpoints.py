@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from common.data.files import matching_paths
+from common.data import storage
 from common.errors import DataError, one_line, some
 from common.tensorflow import tensorflow
 
@@ -65,7 +65,7 @@ def is_one(prefix: str) -> bool:
     if epath.Path(f"{prefix}.index").exists():
         return True
     if not item.exists():
-        return bool(matching_paths(f"{prefix}-?????-of-?????", prefix))
+        return bool(storage.matching_paths(f"{prefix}-?????-of-?????", prefix))
     if item.is_dir() or (size := item.stat().length) < len(_MAGIC):
         return False
     with item.open("rb") as file:
@@ -120,7 +120,7 @@ def _plain(prefix: str) -> str:
     folder = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     name = os.path.basename(prefix)
-    for path in matching_paths(f"{prefix}*", prefix):
+    for path in storage.matching_paths(f"{prefix}*", prefix):
         link = f"{folder}/model{os.path.basename(path).removeprefix(name)}"
         os.symlink(os.path.abspath(path), link)
     return f"{folder}/model"

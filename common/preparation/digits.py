@@ -21,7 +21,7 @@ import numpy as np
 from PIL import Image
 
 from common import console
-from common.data import files, records
+from common.data import records, storage
 from common.errors import UserError
 from common.preparation import arguments, schema, writing
 from common.tensorflow import tensorflow
@@ -88,7 +88,7 @@ def make(out: str, splits: dict[str, list[bytes]]) -> bool:
     existing = {}
     for name in records.existing_shards(out):
         path = os.path.join(out, name)
-        existing[name] = files.read(path) or b"" if name in expected else b""
+        existing[name] = storage.read(path) or b"" if name in expected else b""
         if b"digit_" not in existing[name]:  # the name of each class
             raise UserError(f"{path} holds other images; choose another --out, or empty the folder")
     records.remove_unfinished(out)

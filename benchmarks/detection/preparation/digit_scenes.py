@@ -26,7 +26,7 @@ from PIL import Image
 from benchmarks.detection import coco as outlines
 from benchmarks.detection.preparation import coco
 from common import console
-from common.data import files
+from common.data import storage
 from common.preparation import arguments, digits, writing
 
 COUNTS = {"train": 6000, "val": 300}
@@ -116,7 +116,7 @@ def write_coco(folder: str, counts: dict[str, int], info: dict[str, Any], chosen
             picture = Image.fromarray(pixels.clip(0, 255).round().astype(np.uint8))
             picture.save(jpeg, "JPEG", quality=90)
             name, (height, width, _) = f"{number:012d}.jpg", pixels.shape
-            files.write(os.path.join(folder, split, name), [jpeg.getvalue()])
+            storage.write(os.path.join(folder, split, name), [jpeg.getvalue()])
             drawn.append({"id": number, "file_name": name, "height": height, "width": width})
             for one in objects:
                 annotations.append({"id": len(annotations) + 1, "image_id": number, **one})
@@ -128,7 +128,7 @@ def write_coco(folder: str, counts: dict[str, int], info: dict[str, Any], chosen
         content = {"info": info, "images": drawn}
         content |= {"categories": categories, "annotations": annotations}
         path = os.path.join(folder, f"instances_{split}.json")
-        files.write(path, [json.dumps(content).encode()])
+        storage.write(path, [json.dumps(content).encode()])
     progress.close()
 
 
@@ -155,10 +155,10 @@ def prepare(args: argparse.Namespace) -> str:
         f"{arguments.train_command('ssd_digits', out, *arguments.keys(**keys))}"
     )
     start = json.dumps({"info": info})[:-1].encode()
-    scored = files.read(os.path.join(out, coco.SCORED)) or b""
+    scored = storage.read(os.path.join(out, coco.SCORED)) or b""
     if scored.startswith(start) and writing.is_complete(out):
         return f"already complete: {state}"
-    train = files.read(os.path.join(folder, "instances_train.json")) or b""
+    train = storage.read(os.path.join(folder, "instances_train.json")) or b""
     writing.State(out).refuse_others(train.startswith(start[:50]))  # any version, any digits
     print(f"{sum(counts.values()):,} images of digits into {out}, up to 40 s", flush=True)
     write_coco(folder, counts, info, args.digits)

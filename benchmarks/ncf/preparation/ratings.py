@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from common import console
-from common.data import files
+from common.data import storage
 from common.preparation import arguments, writing
 
 LEAST = 20  # ratings of a user, as in MovieLens
@@ -107,11 +107,11 @@ def prepare(args: argparse.Namespace) -> str:
             np.add.at(popularity, np.concatenate([items[:-1] for items in picks]), 1)
             progress.add(len(picks))
 
-    files.write(os.path.join(args.out, "ratings.csv"), blocks())
+    storage.write(os.path.join(args.out, "ratings.csv"), blocks())
     progress.close()
     metrics = world.baselines(popularity)
     text = json.dumps(metrics, indent=2) + "\n"
-    files.write(os.path.join(args.out, "baselines.json"), [text.encode()])
+    storage.write(os.path.join(args.out, "baselines.json"), [text.encode()])
     counts = {"users": args.users, "items": np.count_nonzero(rated), "ratings": args.ratings}
     keys = arguments.keys(**{f"num_{name}": count for name, count in counts.items()})
     return (

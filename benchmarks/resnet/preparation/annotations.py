@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from common import limits
-from common.data import records
+from common.data import storage
 from common.errors import some, visible
 from common.images.photos import SUFFIXES
 from common.preparation.sources import Source, SourceError, read_all
@@ -306,7 +306,7 @@ def _warn(text: str, names: Sequence[str]) -> None:
 
 def read_lines(path: str) -> list[str]:
     """The class names in a file, one in a line, as of ImageNet's validation images."""
-    if not tensorflow().io.gfile.exists(path) or records.is_folder(path):
+    if not tensorflow().io.gfile.exists(path) or storage.is_folder(path):
         raise SourceError(f"there is no file {path}")
     lines = text_lines(decoded(read_all(path, limits.TEXT_BYTES), path, SourceError))
     if not lines:

@@ -27,6 +27,7 @@ from common.data import records
 from common.errors import UserError, some, visible
 from common.images.pixels import LARGE
 from common.preparation import arguments, holdout, sources, unread, writing
+from common.preparation.duplicates import report_repeated
 from common.tensorflow import tensorflow
 from common.text import normal_name
 
@@ -129,7 +130,7 @@ def prepare(args: argparse.Namespace) -> str:
     head = {"format": 1, "num_label_classes": len(classes), "settings": settings}
     rows = {i: {"label": i, "name": name} for i, name in enumerate(classes, 1)}
     left_out = {row for split in splits.values() for row in split.left_out()}
-    content = writing.manifest(head, rows, results, left_out)
+    content = writing.manifest_content(head, rows, results, left_out)
     writing.report(content)
     _warn(content, results, is_folder)
     written = [split["examples"] for split in content["splits"].values()]
@@ -138,7 +139,7 @@ def prepare(args: argparse.Namespace) -> str:
     if official:
         used = sum(bool(row["train"]) for row in content["classes"])
         _check_complete([*written, used], "the output", args.out)
-    writing.save_manifest(args.out, content)
+    writing.save_data_manifest(args.out, content)
     return _last_line(args.out, content)
 
 
@@ -184,7 +185,7 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
 
 def _warn(content: dict[str, Any], results: list[dict[str, Any]], is_folder: bool) -> None:
     """Warns about duplicate images, and about classes with few or no images."""
-    writing.report_repeated(results)
+    report_repeated(results)
     for split in content["splits"]:
         if empty := [row["name"] for row in content["classes"] if not row[split]]:
             print(f"warning: {len(empty):,} classes have no {split} image: {', '.join(empty[:5])}")

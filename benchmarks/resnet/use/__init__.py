@@ -73,7 +73,7 @@ class ClassifierUses(Classes):
 
     def data_meaning(self) -> Mapping[str, Any]:
         keys = self._benchmark.keys
-        if (content := records.data_manifest(keys)) is None:
+        if (content := records.load_data_manifest(keys)) is None:
             return {}
         names, count = [*content.class_names], keys.num_label_classes
         offset = count == 1001 != len(names)  # the first class is TensorFlow's background

@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.translation.preparation.text_formats import Corpus, Lines
 from benchmarks.translation.vocabulary import Vocabulary, Words, load_vocabulary
 from common import console
-from common.data import files
+from common.data import storage
 from common.errors import DataError, UserError
 from common.preparation.sources import SourceError
 from common.tensorflow import tensorflow
@@ -76,7 +76,7 @@ class TextInput:
         self._paths: list[str] = []  # of training text
         for each in self._inputs["train"]:
             self._paths += each if isinstance(each, Lines) else [each.path]
-        self.size = sum(files.sizes(self._paths))
+        self.size = sum(storage.sizes(self._paths))
         self._clean, self._max_ratio = args.clean, args.max_ratio
         self.settings: dict[str, Any] = {}
         if args.clean or args.max_ratio:

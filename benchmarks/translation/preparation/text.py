@@ -129,7 +129,7 @@ def make(args: argparse.Namespace) -> dict[str, Any]:
     """Makes the records and their manifest; returns its content."""
     content = examples.make(args, pairs.TextInput(args))
     _report(content, args)
-    writing.save_manifest(args.out, content)
+    writing.save_data_manifest(args.out, content)
     return content
 
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from benchmarks.detection.preparation.coco import _warn, small_data
-from common.images import manifest
+from common.data import data_manifest
 from common.preparation import arguments
 from common.tensorflow import tensorflow
 from scripts import prepare
@@ -293,7 +293,7 @@ def test_the_manifest_says_what_is_there(coco):
         "train/0004.jpg": "EXIF rotation",
     }  # the PNG has no boxes
     assert content["left_out"] == [] and content["annotations"] == "instances_val2017.json"
-    loaded = manifest.load(str(out))
+    loaded = data_manifest.load(str(out))
     paths = [str(out / name) for name in RECORDS]
     assert loaded and loaded.counts(str(out), paths) == (4, 4, 4, 3, 3)
     assert loaded.class_names == ("cat", "Ähre", "owl")
