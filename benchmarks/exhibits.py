@@ -1,13 +1,14 @@
 """What the exhibits of several benchmarks have in common: tables, pictures, groups of examples."""
 
+import csv
 import io
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from common.images import pixels
-from common.text import csv_text
 
 CLASSES = 50  # rows of a table of classes
 
@@ -49,3 +50,15 @@ def even_groups(values: np.ndarray, most: int) -> list[np.ndarray]:
     lasts = [max(n * (i + 1) // most, 1) - 1 for i in range(most)]
     ends = np.unique(np.searchsorted(ordered, ordered[lasts], side="right"))
     return np.split(order, ends[:-1])
+
+
+def percent(share: float) -> str:
+    """A share in per cent with one decimal; a dash for nan."""
+    return "–" if math.isnan(share) else f"{100 * share:.1f}\u00a0%"
+
+
+def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+    """The lines of rows of cells."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()

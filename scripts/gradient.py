@@ -23,9 +23,10 @@ from typing import Any
 from absl import logging as absl_logging
 from etils import epath
 
-from common import console, entry
+from common import entry
 from common.data import data_manifest, storage
 from common.errors import UserError, count, is_of_files, one_line, parse_json, some
+from common.progress import ProgressBar
 from engine import environment, locations, recipe
 from engine.cluster import preemption
 
@@ -215,7 +216,7 @@ def stage(request: Request, groups: Sequence[Sequence[str]]) -> None:
             (target / name).unlink(missing_ok=True)
     _write(target / COPIES, dict.fromkeys(sorted(names), str(source)))
     _say(f"staging {count(len(names), 'file')} from {source} into {target}")
-    progress = console.ProgressBar("staging", len(names), "files")
+    progress = ProgressBar("staging", len(names), "files")
 
     def copy(name: str) -> None:
         original, path = source / name, target / name

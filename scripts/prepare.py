@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from common import console, entry, locks
+from common import cli, entry, locks
 from common.data import data_manifest, files
 from common.errors import UserError, one_line, some
 from common.images import photos
@@ -25,6 +25,7 @@ from common.preparation import archives, arguments, downloads, unread
 from common.preparation.folders import DatasetFormat, Folder
 from common.preparation.sources import SUFFIXES, SourceError
 from common.preparation.writing import State
+from common.progress import duration
 from common.tensorflow import tensorflow
 from engine import environment
 
@@ -59,10 +60,10 @@ _TRAIN_FILE = "train.json"  # with that command, in prepare_state
 def parse(name: str, argv: Sequence[str]) -> argparse.Namespace:
     """The arguments of a preparation; exits with status 2 and one line if one is invalid."""
     module = _module(PREPARATIONS[name][0], name)
-    about = console.summary(module.__doc__)
-    parser = console.Parser(prog=f"{_COMMAND} {name}", description=about)
+    about = cli.summary(module.__doc__)
+    parser = cli.Parser(prog=f"{_COMMAND} {name}", description=about)
     parse_own = getattr(module, "parse", arguments.parse_out)
-    return parse_own(parser, console.underscored(argv))
+    return parse_own(parser, cli.underscored(argv))
 
 
 def _module(package: str, name: str) -> Any:
@@ -105,7 +106,7 @@ def run(title: str, act: Callable[[], Any]) -> None:
 
 def _flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """The arguments for a path, and those of the preparation."""
-    parser = console.Parser(
+    parser = cli.Parser(
         prog=_COMMAND,
         usage=f"{_COMMAND} PATH [arguments] [arguments of the preparation]",
         description="Finds out what lies at PATH, makes records of it, and prints the command that "
@@ -113,13 +114,13 @@ def _flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("path", type=console.path, metavar="PATH", help="folder, file or archive; local or gs://")
-    add("--out", type=console.path, help="folder for the records (data/NAME)")
+    add("path", type=cli.path, metavar="PATH", help="folder, file or archive; local or gs://")
+    add("--out", type=cli.path, help="folder for the records (data/NAME)")
     add("--dry_run", action="store_true", help="only say what is there and would be made")
     add("--as", dest="format", default="", metavar="FORM", help="which of several readings to take")
     add("--untimed", action="store_true", help="do not measure how long training takes here")
     add("--tpu", default="", help="slices to ask the compiler for the price on: v5e-8,v4-16")
-    args, others = parser.parse_known_args(console.underscored(argv))
+    args, others = parser.parse_known_args(cli.underscored(argv))
     if others and not others[0].startswith("-"):
         parser.error(f"give one PATH, a folder with all files: {others[0]} is a second one")
     return args, others
@@ -159,7 +160,7 @@ def prepare_path(argv: Sequence[str]) -> None:
 
 def download(argv: Sequence[str]) -> None:
     """Downloads a public data set, prepares it, and prints the command that trains on it."""
-    parser = console.Parser(
+    parser = cli.Parser(
         prog=f"{_COMMAND} download",
         description="Downloads a public data set to data/raw, checks it, and prepares it. Other "
         "arguments are those of a path.",
@@ -335,7 +336,7 @@ def pace(flags: Sequence[str]) -> str:
         reason = f"not measured: {(done.stderr.decode().strip() or 'no reason').splitlines()[-1]}"
     except subprocess.TimeoutExpired as error:
         output = error.stdout or b""
-        reason = f"compiling and a first step take more than {console.duration(_PATIENCE)}"
+        reason = f"compiling and a first step take more than {duration(_PATIENCE)}"
     except KeyboardInterrupt:
         reason = "not measured"
     return [f"on this machine: {reason}", *output.decode().splitlines()][-1]

@@ -21,10 +21,11 @@ import numpy as np
 import pyarrow
 from pyarrow import csv
 
-from common import console, limits
+from common import limits
 from common.data import caches, data_manifest
 from common.data.order import hash64
 from common.errors import DataError, one_line
+from common.progress import report_progress
 from common.tensorflow import tensorflow
 from common.text import decoded
 
@@ -118,7 +119,7 @@ def _read(path: str, width: int) -> list[np.ndarray]:
                 # Copied, so that pyarrow reuses its memory.
                 batches.append([np.array(column) for column in batch.columns])
                 count += len(batch)
-                console.report_progress(f"reading ratings, {count:,} so far")
+                report_progress(f"reading ratings, {count:,} so far")
     except tf.errors.OpError as error:
         raise DataError(f"cannot read {path}: {one_line(error)}") from error
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:

@@ -12,14 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks.exhibits import csv_file, even_groups
+from benchmarks.exhibits import csv_file, csv_text, even_groups
 from benchmarks.ncf.models import TOP
 from benchmarks.ncf.names import NAMES, TITLES, Finder, read_names
 from benchmarks.ncf.ratings import Interactions
 from benchmarks.uses import Bar, Exhibit, Items
 from common.errors import CheckpointError, DataError
 from common.portable import Arrays, Program
-from common.text import csv_text
 
 if TYPE_CHECKING:
     from benchmarks.ncf import Ncf

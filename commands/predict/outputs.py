@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from benchmarks.exhibits import csv_text
 from common import entry
 from common.data import storage
 from common.errors import ConfigError, OutputError, is_of_files, one_line, visible
-from common.text import csv_text
 from engine import locations
 
 FORMATS = ("csv", "json", "jsonl")

@@ -22,11 +22,11 @@ from commands.predict import outputs
 from commands.predict.model import Batch, Leaves, Predictor, Request
 from commands.predict.outputs import Row, say, shown
 from common import pools
-from common.console import Progress
 from common.data import storage
 from common.errors import ConfigError, DataError, count, is_of_files, one_line
 from common.images import photos
 from common.images.photos import Jpeg
+from common.progress import Progress
 from common.tensorflow import tensorflow
 from engine import locations
 from engine.checkpoint.model_source import Model

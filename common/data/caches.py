@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 import numpy as np
 from etils import epath
 
-from common.console import Progress, report_progress
 from common.data import storage
 from common.data.shards import READ_BUFFER, read_problem, record_name
 from common.errors import DataError, one_line, parse_json
+from common.progress import Progress, report_progress
 from common.tensorflow import read_errors, tensorflow
 
 T = TypeVar("T")

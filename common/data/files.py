@@ -7,9 +7,9 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 
-from common.console import report_progress
 from common.data import data_manifest, storage
 from common.errors import DataError, one_line
+from common.progress import report_progress
 from common.tensorflow import tensorflow
 
 _NUMBERED = r"-(\d+)-of-(\d+)(?:\.tfrecord)?$"  # how the names of shards end

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from common import console
+from common import cli
 from common.data import records, storage
 from common.errors import UserError
 from common.preparation import arguments, schema, writing
@@ -100,11 +100,11 @@ def make(out: str, splits: dict[str, list[bytes]]) -> bool:
     return existing != expected
 
 
-def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
+def parse(parser: cli.Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Reads the arguments; exits with status 2 if one is invalid."""
     arguments.add_out(parser)
     add_choice(parser)
-    per_class = console.integer(2, 100)
+    per_class = cli.integer(2, 100)
     parser.add_argument("--per_class", type=per_class, default=0, help="train images of each (all)")
     return parser.parse_args(argv)
 
@@ -125,7 +125,7 @@ def prepare(args: argparse.Namespace) -> str:
     )
 
 
-def add_choice(parser: console.Parser) -> None:
+def add_choice(parser: cli.Parser) -> None:
     """Adds --digits, a range."""
     parser.add_argument("--digits", type=_range, default=range(10), help="such as 5-9 (0-9)")
 

@@ -19,10 +19,11 @@ import numpy as np
 import PIL
 from PIL import features
 
-from common import console, pools
+from common import pools
 from common.data import data_manifest, records, storage
 from common.errors import DataError, UserError, parse_json, visible
 from common.preparation.sources import Source, SourceError
+from common.progress import ProgressBar
 from common.tensorflow import tensorflow
 
 _SHARD_BYTES = 128 << 20  # large enough for object stores, small enough for a shuffle of files
@@ -156,7 +157,7 @@ def write(
 
     if unfinished:
         state.remove_data_manifest()
-        progress = console.ProgressBar("writing", sum(len(planned[n][1]) for n in unfinished))
+        progress = ProgressBar("writing", sum(len(planned[n][1]) for n in unfinished))
         with pools.Threads(workers) as pool, pools.Threads(writers) as writer_pool:
             tasks = [writer_pool.submit(write_one, name) for name in unfinished]
             pools.all_done(tasks, stop)
@@ -165,7 +166,7 @@ def write(
 
 
 def _write_shard(
-    path: str, examples: Iterable[Example], progress: console.ProgressBar, stop: threading.Event
+    path: str, examples: Iterable[Example], progress: ProgressBar, stop: threading.Event
 ) -> dict[str, Any]:
     """Writes a shard; returns its summary. It ends with an error when `stop` is set."""
     classes: collections.Counter[int] = collections.Counter()

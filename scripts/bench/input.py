@@ -32,7 +32,7 @@ from etils import epath
 
 import input_pipeline
 from benchmarks.resnet.records import open_records
-from common import console, entry
+from common import cli, entry
 from common.data import files, records
 from common.data.order import Order
 from common.errors import ConfigError
@@ -142,9 +142,7 @@ def turn(name: str, folder: str, flags: argparse.Namespace) -> float:
 
 
 def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = console.Parser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     text = "folder of train-* records in ImageNet's schema"
     parser.add_argument("--data", required=True, help=text)
     sizes = {"images": 1000, "size": 224, "batch": 128, "rounds": 3, "batches": 8}

@@ -21,7 +21,7 @@ from benchmarks.detection import coco
 from benchmarks.detection.coco import Annotations
 from benchmarks.detection.preparation import examples
 from benchmarks.detection.preparation.annotations import LABEL_FORMATS, read_annotations
-from common import console, foreign
+from common import cli, foreign
 from common.data import records
 from common.errors import UserError, count, some, visible
 from common.images import photos
@@ -37,9 +37,9 @@ _USUAL = {"train": 256, "val": 32}  # files of COCO, as Google made them
 Splits = dict[str, examples.Split]
 
 
-def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
+def parse(parser: cli.Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Reads the arguments without reading files; exits with status 2 if one is invalid."""
-    add, path = parser.add_argument, console.path
+    add, path = parser.add_argument, cli.path
     add("--train_images", required=True, type=path, help="zip or folder, local or gs://")
     add("--val_images", type=path, help="zip or folder; own images: that of training by default")
     add("--annotations", type=path, help="COCO's: zip or folder with instances_*2017.json")

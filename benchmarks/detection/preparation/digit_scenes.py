@@ -25,9 +25,10 @@ from PIL import Image
 
 from benchmarks.detection import coco as outlines
 from benchmarks.detection.preparation import coco
-from common import console
+from common import cli
 from common.data import storage
 from common.preparation import arguments, digits, writing
+from common.progress import ProgressBar
 
 COUNTS = {"train": 6000, "val": 300}
 SIZES = ((128, 160), (128, 160), (160, 128))  # height, width; image i has number i modulo 3
@@ -105,7 +106,7 @@ def _enlarge(ink: np.ndarray, height: float) -> np.ndarray:
 def write_coco(folder: str, counts: dict[str, int], info: dict[str, Any], chosen: range) -> None:
     """Writes the images to FOLDER/train and FOLDER/val, and then FOLDER/instances_*.json."""
     images, classes, rows = digits.load()
-    progress = console.ProgressBar("drawing", sum(counts.values()))
+    progress = ProgressBar("drawing", sum(counts.values()))
     for split, count in counts.items():
         of_split = rows["train" if split == "train" else "validation"]
         of_split = of_split[np.isin(classes[of_split], chosen)]
@@ -132,12 +133,12 @@ def write_coco(folder: str, counts: dict[str, int], info: dict[str, Any], chosen
     progress.close()
 
 
-def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
+def parse(parser: cli.Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Reads the arguments; exits with status 2 if one is invalid."""
     arguments.add_out(parser)
     digits.add_choice(parser)
     about = f"training images ({COUNTS['train']:,})"
-    number = console.integer(1, 100_000)
+    number = cli.integer(1, 100_000)
     parser.add_argument("--train_images", type=number, default=0, metavar="N", help=about)
     return parser.parse_args(argv)
 
@@ -166,5 +167,5 @@ def prepare(args: argparse.Namespace) -> str:
     for split in counts:
         flags.append(f"--{split}_images={folder}/{split}")
         flags.append(f"--{split}_annotations={folder}/instances_{split}.json")
-    coco.prepare(coco.parse(console.Parser(), flags))
+    coco.prepare(coco.parse(cli.Parser(), flags))
     return f"wrote: {state}"

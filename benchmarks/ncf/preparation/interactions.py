@@ -24,11 +24,12 @@ from benchmarks.ncf.preparation import values
 from benchmarks.ncf.preparation.recognise import advice, taken
 from benchmarks.ncf.preparation.table_formats import Table, are_lists, open_table
 from benchmarks.ncf.preparation.values import pc
-from common import console
+from common import cli
 from common.data import caches, storage
 from common.errors import some
 from common.preparation import arguments, writing
 from common.preparation.sources import SourceError
+from common.progress import duration
 from common.tensorflow import tensorflow
 
 _COLUMNS = ("user", "item", "time")  # of columns
@@ -41,15 +42,15 @@ _PART = 1 << 20  # rows that are written at a time
 _TITLES = ("movies.csv", "movies.dat", "u.item", "books.csv", _ITEMS)  # lists beside the table
 
 
-def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
+def parse(parser: cli.Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Reads the arguments without reading files; exits with status 2 if one is invalid."""
     add, about = parser.add_argument, "tables, also in different formats"
-    add("files", nargs="+", type=console.path, metavar="FILE", help=about)
+    add("files", nargs="+", type=cli.path, metavar="FILE", help=about)
     for what, more in (("user", ""), ("item", ""), ("time", "; none takes the rows' order")):
         about = f"column of the {what}: its name, or its number from 1{more}"
         add(f"--{what}", default="", metavar="COLUMN", help=about)
     about = "table of items and titles (movies.csv, u.item or NAME.item beside the table)"
-    add("--titles", type=console.path, default="", metavar="FILE", help=about)
+    add("--titles", type=cli.path, default="", metavar="FILE", help=about)
     arguments.add_out(parser)
     add("--overwrite", action="store_true", help="replace other ratings in --out")
     args = parser.parse_args(argv)
@@ -152,7 +153,7 @@ def prepare(args: argparse.Namespace) -> str:
     keys |= {"train_batch_size": batch} if batch < _BATCH else {}
     command = arguments.train_command(recipe, args.out, *arguments.keys(**keys))
     text = ", ".join(f"{number:,} {name}" for name, number in counts.items())
-    seconds = console.duration(time.monotonic() - begin)
+    seconds = duration(time.monotonic() - begin)
     return f"{text} are in {args.out} ({seconds}); train on them: {command}"
 
 

@@ -22,14 +22,14 @@ import numpy as np
 
 from benchmarks.resnet.preparation import annotations, examples
 from benchmarks.resnet.records import IMAGENET
-from common import console, foreign
+from common import cli, foreign
 from common.data import records
 from common.errors import UserError, some, visible
 from common.images.pixels import LARGE
 from common.preparation import arguments, holdout, sources, unread, writing
 from common.preparation.duplicates import report_repeated
+from common.similar_names import normal_name
 from common.tensorflow import tensorflow
-from common.text import normal_name
 
 _FEW = 20  # training photos, with which a class is hardly learnt
 _SAMPLE = 100  # images whose sizes stand for all
@@ -37,9 +37,9 @@ _SMALL_RUN = 600_000  # images that configs/small.py:resnet sees in an hour
 _USUAL_SIDE = 224  # pixels, in the recipes
 
 
-def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
+def parse(parser: cli.Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Reads the arguments without reading files."""
-    add, path = parser.add_argument, console.path
+    add, path = parser.add_argument, cli.path
     inputs = "tar of tars, or folder of class folders; local or gs://"
     add("--train", required=True, type=path, help=inputs)
     validation = "flat tar or folder (with labels), or folder of class folders"
@@ -55,7 +55,7 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     named = "the class is what this regex finds in a photo's path, not its folder: '([a-z]+)_'"
     add("--class", type=holdout.pattern, default="", metavar="REGEX", dest="by_name", help=named)
     shrunk = "shrink photos whose short side is longer to N pixels, at quality 95 (never)"
-    add("--max_side", type=console.integer(1, 65_535), default=0, metavar="N", help=shrunk)
+    add("--max_side", type=cli.integer(1, 65_535), default=0, metavar="N", help=shrunk)
     shards = {"shards": "train files (1024, or by size)"}
     shards["validation_shards"] = "files (128, or by size)"
     add("--labels", type=path, metavar="FILE", help="a table of your photos and their classes")

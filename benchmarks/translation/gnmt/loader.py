@@ -18,11 +18,11 @@ import numpy as np
 from benchmarks.translation import schema
 from benchmarks.translation.gnmt.corpus import Corpus, Sentences, id_type, join_sentences
 from benchmarks.translation.vocabulary import EOS, Vocabulary, Words
-from common.console import Progress
 from common.data import caches, files, storage
 from common.data.order import first_examples
 from common.data.shards import record_name
 from common.errors import ConfigError, DataError, one_line
+from common.progress import Progress
 from common.tensorflow import tensorflow
 from common.text import decoded
 

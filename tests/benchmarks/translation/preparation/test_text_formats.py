@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.translation.preparation import languages, pairs, recognise, text
 from benchmarks.translation.preparation.text_formats import Corpus, Question
-from common import console
+from common import cli
 from common.preparation import archives
 from common.preparation.folders import Folder
 from common.preparation.sources import SourceError
@@ -108,7 +108,7 @@ def write(folder, name, content):
 
 def read(*flags):
     """What `prepare text` reads."""
-    return pairs.TextInput(text.parse(console.Parser(), [*flags, "--out=x"])).read()
+    return pairs.TextInput(text.parse(cli.Parser(), [*flags, "--out=x"])).read()
 
 
 @pytest.mark.parametrize("end", ["", ".gz"])
