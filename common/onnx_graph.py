@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from common.foreign.resnets import unfold_kernel
+from common.layers.space_to_depth import unfold_kernel
 
 INPUT = "images"  # the pixels; float32[b, 3, s, s] of 0..255 is `PIXELS`
 PIXELS = f"{INPUT}/nchw"

@@ -16,7 +16,7 @@ import numpy as np
 from common.errors import ConfigError
 from common.hashing import hash32
 from common.layers import device_kind, gram_resnet
-from common.layers.cpu import max_pool
+from common.layers.max_pool import max_pool
 from models import BasicBlock, Block, ModuleDef, ResNet
 
 MIN_BLUR_CHANNELS = 16  # a convolution of fewer, which is the stem's, is left as it is
@@ -274,7 +274,7 @@ def compose_pallas(model: ResNet, padding: Any) -> ResNet:
     and says what it saves. Where these devices cannot run it, calling the model in training
     raises a ConfigError.
     """
-    from common.layers import gram_boundary  # imports Pallas, which few runs need
+    from benchmarks.resnet import gram_boundary  # imports Pallas, which few runs need
 
     names = _block_names(model)
     opens = names[: min(sum(model.stage_sizes[:_PALLAS_STAGES]), len(names) - 1)]

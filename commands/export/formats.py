@@ -20,10 +20,10 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from common.errors import ConfigError, one_line
+from common.exportable import Arrays
 from common.images import input_spec
 from common.images.input_spec import InputSpec
 from common.onnx_graph import Ends, Graph
-from common.portable import Arrays
 from common.tensorflow import tensorflow
 
 DEFAULTS = ("savedmodel", "stablehlo")
