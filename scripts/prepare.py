@@ -21,13 +21,14 @@ from common import cli, entry, locks
 from common.data import data_manifest, files
 from common.errors import UserError, one_line, some
 from common.images import photos
-from common.preparation import archives, arguments, downloads, unread
+from common.preparation import arguments, unread
 from common.preparation.folders import DatasetFormat, Folder
 from common.preparation.sources import SUFFIXES, SourceError
 from common.preparation.writing import State
 from common.progress import duration
 from common.tensorflow import tensorflow
 from engine import environment
+from scripts import archives, public_sets
 
 # By name: the package whose `preparation` has a module of this name, with prepare(args), and
 # parse(parser, argv) if it has more arguments than --out; and what it makes.
@@ -36,7 +37,7 @@ PREPARATIONS = {
     "coco": ("benchmarks.detection", "records of COCO, or of your images"),
     "text": ("benchmarks.translation", "records of parallel text"),
     "interactions": ("benchmarks.ncf", "ratings or events of your users and items"),
-    "digits": ("common", "handwritten digits"),
+    "digits": ("benchmarks.resnet", "handwritten digits"),
     "digit_scenes": ("benchmarks.detection", "images of digits, with boxes and masks"),
     "phrases": ("benchmarks.translation", "sentences in English and German"),
     "ratings": ("benchmarks.ncf", "made-up ratings of films"),
@@ -166,9 +167,11 @@ def download(argv: Sequence[str]) -> None:
         "arguments are those of a path.",
         allow_abbrev=False,
     )
-    parser.add_argument("name", choices=downloads.SETS, help=f"one of {', '.join(downloads.SETS)}")
+    parser.add_argument(
+        "name", choices=public_sets.SETS, help=f"one of {', '.join(public_sets.SETS)}"
+    )
     args, others = parser.parse_known_args(argv)
-    prepare_path([downloads.get(args.name), *downloads.SETS[args.name].flags, *others])
+    prepare_path([public_sets.get(args.name), *public_sets.SETS[args.name].flags, *others])
 
 
 def stem(path: str, is_file: bool) -> str:
@@ -348,7 +351,7 @@ def main(argv: Sequence[str]) -> None:
     if name in ("", "-h", "--help"):
         width = max(map(len, PREPARATIONS))
         print(f"usage: {_COMMAND} PATH [arguments]   makes records of a folder, file or archive")
-        print(f"or:    {_COMMAND} download {'|'.join(downloads.SETS)}")
+        print(f"or:    {_COMMAND} download {'|'.join(public_sets.SETS)}")
         print(f"or:    {_COMMAND} NAME [arguments]   makes one of these:\n")
         for each, (_, text) in PREPARATIONS.items():
             print(f"  {each:<{width}}  {text}")

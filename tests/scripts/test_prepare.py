@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.ncf.preparation import interactions, recognise
 from common.data import storage
-from common.preparation import downloads, folders
-from scripts import prepare
+from common.preparation import folders
+from scripts import prepare, public_sets
 from tests.test_main import ROOT
 
 
@@ -35,7 +35,7 @@ def test_the_list_of_preparations(argv, code, capsys):
 
 @pytest.mark.parametrize(
     ("argv", "names"),
-    [(["movies", "--out=x"], prepare.PREPARATIONS), (["download", "wmt"], downloads.SETS)],
+    [(["movies", "--out=x"], prepare.PREPARATIONS), (["download", "wmt"], public_sets.SETS)],
 )
 def test_an_unknown_name_takes_one_line(argv, names, capsys):
     with pytest.raises(SystemExit) as leaving:
@@ -59,7 +59,7 @@ def test_a_public_set_is_prepared_as_a_path(monkeypatch, tmp_path, capsys):
     """With the flags of the set, then those that were typed."""
     for language, text in (("de", "Ein Hund.\n" * 20), ("en", "A dog.\n" * 20)):
         (tmp_path / f"train.{language}").write_text(text)
-    monkeypatch.setattr(downloads, "get", lambda name: str(tmp_path))
+    monkeypatch.setattr(public_sets, "get", lambda name: str(tmp_path))
     prepare.main(["download", "multi30k", "--dry_run", f"--out={tmp_path}/../out", "--seed=7"])
     (line,) = re.findall("^with: (.*)", capsys.readouterr().out, re.MULTILINE)
     assert "--source_language=de --seed=7 " in line and f"--train_source={tmp_path}/train." in line

@@ -27,7 +27,7 @@ from benchmarks.detection import coco as outlines
 from benchmarks.detection.preparation import coco
 from common import cli
 from common.data import storage
-from common.preparation import arguments, digits, writing
+from common.preparation import arguments, sklearn_digits, writing
 from common.progress import ProgressBar
 
 COUNTS = {"train": 6000, "val": 300}
@@ -105,7 +105,7 @@ def _enlarge(ink: np.ndarray, height: float) -> np.ndarray:
 
 def write_coco(folder: str, counts: dict[str, int], info: dict[str, Any], chosen: range) -> None:
     """Writes the images to FOLDER/train and FOLDER/val, and then FOLDER/instances_*.json."""
-    images, classes, rows = digits.load()
+    images, classes, rows = sklearn_digits.load()
     progress = ProgressBar("drawing", sum(counts.values()))
     for split, count in counts.items():
         of_split = rows["train" if split == "train" else "validation"]
@@ -136,7 +136,7 @@ def write_coco(folder: str, counts: dict[str, int], info: dict[str, Any], chosen
 def parse(parser: cli.Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Reads the arguments; exits with status 2 if one is invalid."""
     arguments.add_out(parser)
-    digits.add_choice(parser)
+    sklearn_digits.add_choice(parser)
     about = f"training images ({COUNTS['train']:,})"
     number = cli.integer(1, 100_000)
     parser.add_argument("--train_images", type=number, default=0, metavar="N", help=about)

@@ -5,7 +5,7 @@ import hashlib
 import pytest
 
 from common.data import records, storage
-from tests.common.preparation.test_schema import frames
+from tests.benchmarks.resnet.preparation.test_digits import frames
 
 ROWS = [b"", b"one", bytes(range(256)) * 2]
 

@@ -6,9 +6,10 @@ import sys
 
 import pytest
 
+from benchmarks.resnet.preparation import digits
 from common.data import data_manifest, files, records
 from common.errors import DataError, UserError
-from common.preparation import digits, writing
+from common.preparation import writing
 from common.tensorflow import tensorflow
 from scripts import prepare
 from tests.helpers.preparation import leaves

@@ -16,6 +16,7 @@ from common.data import data_manifest
 from common.preparation import arguments
 from common.tensorflow import tensorflow
 from scripts import prepare
+from tests.benchmarks.resnet.preparation.test_digits import frames
 from tests.benchmarks.resnet.preparation.test_imagenet import (
     contents,
     encoded,
@@ -24,7 +25,6 @@ from tests.benchmarks.resnet.preparation.test_imagenet import (
     pixels,
 )
 from tests.benchmarks.resnet.preparation.test_imagenet_gcs import assert_same
-from tests.common.preparation.test_schema import frames
 from tests.conftest import plan_of
 from tests.helpers.preparation import typed
 

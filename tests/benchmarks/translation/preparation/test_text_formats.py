@@ -10,10 +10,9 @@ import pytest
 from benchmarks.translation.preparation import languages, pairs, recognise, text
 from benchmarks.translation.preparation.text_formats import Corpus, Question
 from common import cli
-from common.preparation import archives
 from common.preparation.folders import Folder
 from common.preparation.sources import SourceError
-from scripts import prepare
+from scripts import archives, prepare
 from tests.helpers.preparation import leaves
 
 PAIRS = [("A dog runs.", "Ein Hund läuft."), ('He said "no".', "Er sagte „nein“."), ("Go.", "Geh.")]
