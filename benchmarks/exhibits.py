@@ -37,8 +37,8 @@ def png(figure: Any) -> bytes:
     return file.getvalue()
 
 
-def even_groups(values: np.ndarray, most: int) -> list[np.ndarray]:
-    """The indices of values int[n] in at most `most` groups, the least values first.
+def even_groups(values: np.ndarray, max_groups: int) -> list[np.ndarray]:
+    """The indices of values int[n] in at most `max_groups` groups, the least values first.
 
     Equal values stay together. So groups may differ in size, and there may be fewer of them; none
     is empty.
@@ -47,7 +47,7 @@ def even_groups(values: np.ndarray, most: int) -> list[np.ndarray]:
     ordered, n = values[order], len(values)
     if not n:
         return []
-    lasts = [max(n * (i + 1) // most, 1) - 1 for i in range(most)]
+    lasts = [max(n * (i + 1) // max_groups, 1) - 1 for i in range(max_groups)]
     ends = np.unique(np.searchsorted(ordered, ordered[lasts], side="right"))
     return np.split(order, ends[:-1])
 

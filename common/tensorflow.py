@@ -19,8 +19,8 @@ def tensorflow() -> Any:
         raise DataError(
             f"reading records needs TensorFlow ({error}): pip install -r requirements.txt"
         ) from error
-    for kind in ("GPU", "TPU"):
-        tf.config.set_visible_devices([], kind)
+    for device in ("GPU", "TPU"):
+        tf.config.set_visible_devices([], device)
     return tf
 
 

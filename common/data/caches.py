@@ -112,17 +112,17 @@ def file_stamps(paths: Sequence[str]) -> list[tuple[str, int, int]]:
         return list(zip(paths, sizes, times, strict=True))
 
 
-def cached_arrays(kind: type[T], path: str, key: str, compute: Callable[[], T]) -> T:
+def cached_arrays(cls: type[T], path: str, key: str, compute: Callable[[], T]) -> T:
     """The result of `compute`, or what an earlier call with the same key has written to `path`.
 
-    The result is a `kind`, a dataclass of arrays. `path` is local or gs://; "" keeps nothing. `key`
+    The result is a `cls`, a dataclass of arrays. `path` is local or gs://; "" keeps nothing. `key`
     says what the arrays depend on: if it differs, or the file is damaged, they are computed again.
     """
     if not path:
         return compute()
-    names = [field.name for field in dataclasses.fields(kind)]  # pyright: ignore[reportArgumentType]
+    names = [field.name for field in dataclasses.fields(cls)]  # pyright: ignore[reportArgumentType]
     if (arrays := _read_arrays(path, key, names)) is not None:
-        return kind(**arrays)
+        return cls(**arrays)
     result = compute()
     content = io.BytesIO()
     np.savez(content, key=np.array(key), **vars(result))

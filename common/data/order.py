@@ -138,8 +138,8 @@ class Order:
         step has at least so many rows of a stream, if it can.
         """
         total, common = sum(counts), math.gcd(batch_size, max_streams)
-        most = min(common, total, max(1, batch_size // repeats))  # every stream holds an example
-        streams = max(n for n in range(1, most + 1) if common % n == 0)
+        limit = min(common, total, max(1, batch_size // repeats))  # every stream holds an example
+        streams = max(n for n in range(1, limit + 1) if common % n == 0)
         rows = batch_size // streams
         block = max(1, buffer // streams)
         files = min(_OPEN_FILES, len(counts)) // streams

@@ -14,18 +14,18 @@ from common.tensorflow import tensorflow
 
 def matching_paths(pattern: str, folder: str = "") -> list[str]:
     """The paths that match a pattern; its `existing_prefix` is taken literally."""
-    known = existing_prefix(pattern, folder)
-    escaped = re.sub(r"[\\*?\[]", r"\\\g<0>", known)
-    return tensorflow().io.gfile.glob(escaped + pattern[len(known) :])
+    prefix = existing_prefix(pattern, folder)
+    escaped = re.sub(r"[\\*?\[]", r"\\\g<0>", prefix)
+    return tensorflow().io.gfile.glob(escaped + pattern[len(prefix) :])
 
 
 def existing_prefix(pattern: str, folder: str = "") -> str:
     """The longest part from a pattern's start that exists as a path; at least `folder`."""
     exists = tensorflow().io.gfile.exists if "://" in pattern else os.path.lexists
-    known = pattern
-    while glob.has_magic(known[len(folder) :]) and not exists(known):
-        known = known.rpartition("/")[0]
-    return known
+    prefix = pattern
+    while glob.has_magic(prefix[len(folder) :]) and not exists(prefix):
+        prefix = prefix.rpartition("/")[0]
+    return prefix
 
 
 def sizes(paths: Sequence[str]) -> list[int]:

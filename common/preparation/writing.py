@@ -247,12 +247,12 @@ def manifest_content(
 
 def report(content: dict[str, Any]) -> None:
     """Prints the first images that were left out, and the first ones that were re-encoded."""
-    for key, title, most in (("left_out", "left out", 20), ("re_encoded", "re-encoded", 5)):
+    for key, title, limit in (("left_out", "left out", 20), ("re_encoded", "re-encoded", 5)):
         rows = content[key]
-        for row in rows[:most]:
+        for row in rows[:limit]:
             print(visible(f"{title}: {row['file']}: {row['reason']}"))
-        if len(rows) > most:
-            print(f"{title}: {len(rows) - most:,} more; all are in {data_manifest.FILE_NAME}")
+        if len(rows) > limit:
+            print(f"{title}: {len(rows) - limit:,} more; all are in {data_manifest.FILE_NAME}")
 
 
 def is_complete(out: str, *others: str) -> bool:
