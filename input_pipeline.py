@@ -16,10 +16,11 @@ import jax.numpy as jnp
 
 from common.data.decoding import Batch, Reader
 from common.data.order import Order
-from common.data.shards import Shards, tensorflow
+from common.data.shards import Shards
 from common.errors import DataError
 from common.images import input_spec, pixels
 from common.images.input_spec import InputSpec
+from common.tensorflow import tensorflow
 
 # How training images are cropped and resized. "exact": `random_window`, bicubic without antialias,
 # as the TensorFlow TPU tutorial (TF2's kernel: half-pixel centres, a = -0.5). "fast": the same,

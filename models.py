@@ -20,7 +20,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from common.layers import convolutions, cpu
+from common.layers import batch_norm, convolutions, max_pool
 
 ModuleDef = Callable[..., Any]
 
@@ -31,7 +31,7 @@ Conv = partial(
     nn.Conv, use_bias=False, conv_general_dilated_cls=lambda: convolutions.conv_general_dilated
 )
 EPSILON = 1e-5  # added to the variance
-BatchNorm = partial(cpu.BatchNorm, momentum=0.9, epsilon=EPSILON)
+BatchNorm = partial(batch_norm.BatchNorm, momentum=0.9, epsilon=EPSILON)
 
 
 def stem(
@@ -44,7 +44,7 @@ def stem(
     # The convolution's padding is explicit because SAME with stride 2 pads unevenly.
     x = conv(features, (7, 7), 2, padding=3, name="conv_stem")(images)
     x = nn.relu(norm(name="bn_stem")(x))
-    return cpu.max_pool(x, padding)
+    return max_pool.max_pool(x, padding)
 
 
 class Block(nn.Module):

@@ -23,7 +23,7 @@ environment.set_defaults(TF_CPP_MIN_LOG_LEVEL="3")
 
 from commands import predict  # noqa: E402
 from commands.predict.model import Request  # noqa: E402
-from common import console  # noqa: E402
+from common import cli  # noqa: E402
 from common.errors import UserError  # noqa: E402 (the environment decides how libraries start)
 from configs import resnet50  # noqa: E402
 
@@ -34,9 +34,9 @@ _KEYS = {
 }
 
 
-def _parser() -> console.Parser:
+def _parser() -> cli.Parser:
     summary, _, more = (__doc__ or "").partition("\n\n")
-    parser = console.Parser(
+    parser = cli.Parser(
         prog="predict",
         description=summary,
         epilog=more,
@@ -64,7 +64,7 @@ def _parser() -> console.Parser:
     )
     add(
         "--batch_size",
-        type=console.integer(1, 65536),
+        type=cli.integer(1, 65536),
         default=8,
         help="inputs at a time (8), rounded up to what the devices take at once; never changes the "
         "results",
@@ -73,7 +73,7 @@ def _parser() -> console.Parser:
     return parser
 
 
-def _add_kinds(parser: console.Parser) -> None:
+def _add_kinds(parser: cli.Parser) -> None:
     """Adds the flags that only some models have; only those that are given become options."""
 
     def group(title: str) -> Any:
@@ -83,21 +83,21 @@ def _add_kinds(parser: console.Parser) -> None:
     add = group("weights of other libraries, where the file does not say it")
     for key, text in _KEYS.items():
         add(f"--config.{key}", help=text)
-    natural = console.integer(1)
+    natural = cli.integer(1)
     add = group("classifiers")
     add("--top_k", type=natural, help="classes for each picture (5)")
     add("--logits", action="store_true", help="write logits instead of probabilities")
     add("--embeddings", help="file .npy for the features, float32[files, channels]")
     add("--labels", help="file with a class name per line; default: the model's names")
     add = group("detectors")
-    add("--min_score", type=console.share, help="of a detection, at least (0.3; .coco.json: 0)")
+    add("--min_score", type=cli.share, help="of a detection, at least (0.3; .coco.json: 0)")
     add("--max_detections", type=natural, help="the best of each picture (100)")
     add("--draw", help="folder for the pictures with boxes and masks")
     add = group("translators and recommenders")
     add("--data_dir", help="where the vocabulary or the ratings are, if not where the run had them")
     add = group("translators")
-    add("--beams", type=console.integer(1, 100), help="of the search; default: config.beam_size")
-    add("--n_best", type=console.integer(1, 100), help="translations of each sentence (1)")
+    add("--beams", type=cli.integer(1, 100), help="of the search; default: config.beam_size")
+    add("--n_best", type=cli.integer(1, 100), help="translations of each sentence (1)")
     add = group("recommenders")
     add("--user", help="users, with commas between; or give a file of ids or names as SOURCE")
     add("--items", help="items of a user who is not in the model; or a file, a user on a line")
@@ -107,7 +107,7 @@ def _add_kinds(parser: console.Parser) -> None:
 def main(argv: list[str] | None = None) -> int:
     """The command line; argv without the program's name. Returns the exit code."""
     parser = _parser()
-    argv = console.underscored(sys.argv[1:] if argv is None else argv)
+    argv = cli.underscored(sys.argv[1:] if argv is None else argv)
     given = vars(parser.parse_intermixed_args(argv))
     workdir, model, sources = (given.pop(name) for name in ("workdir", "model", "sources"))
     keys = {key: given.pop(name) for key in _KEYS if (name := f"config.{key}") in given}

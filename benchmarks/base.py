@@ -17,8 +17,8 @@ import numpy as np
 
 from benchmarks.uses import Imported, Uses
 
-# The mesh axes that every batch is sharded over. BatchNorm statistics may span "group".
-BATCH_AXES = ("groups", "group")
+BATCH_NORM_AXIS = "group"  # the mesh axis of `config.bn_span` devices that share BatchNorm's mean
+BATCH_AXES = ("groups", BATCH_NORM_AXIS)  # the mesh axes that every batch is sharded over
 
 Spec = dict[str, jax.ShapeDtypeStruct]
 HostBatch = dict[str, np.ndarray]

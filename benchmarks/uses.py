@@ -19,8 +19,8 @@ import jax
 import numpy as np
 
 if TYPE_CHECKING:
+    from common.exportable import ExportableClassifier, ExportableProgram
     from common.images.input_spec import InputSpec
-    from common.portable import Portable, Program
 
 
 class Matrix(NamedTuple):
@@ -107,7 +107,7 @@ class Uses:
         """
         return []
 
-    def portable(self, params: Any, model_state: Any) -> Portable | None:
+    def portable(self, params: Any, model_state: Any) -> ExportableClassifier | None:
         """The model in the forms that other programs read; None where there are none.
 
         The arrays are NumPy's.
@@ -125,7 +125,7 @@ class Uses:
           UserError: a file is missing, or it does not belong to the model.
         """
 
-    def programs(self, params: Any, model_state: Any) -> Mapping[str, Program]:
+    def programs(self, params: Any, model_state: Any) -> Mapping[str, ExportableProgram]:
         """The model as functions for other programs, if it is not `portable`.
 
         Most models have one program, named ""; other names become part of the file's name. The

@@ -27,8 +27,8 @@ from jax.sharding import AbstractMesh, PartitionSpec
 
 from benchmarks.base import BATCH_AXES, Benchmark
 from common import entry
-from common.console import hms
 from common.errors import ConfigError, UserError, one_line
+from common.progress import hms
 from engine.checks import check_plan, check_settings
 from engine.forecast import estimates, kernels, topology
 from engine.forecast.estimates import Job, Outcome, Stage

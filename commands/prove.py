@@ -22,8 +22,8 @@ from xml.etree import ElementTree
 
 from etils import epath
 
-from common.console import hms
 from common.errors import ConfigError, OutputError, one_line, parse_json, visible
+from common.progress import hms
 from engine import environment, locations
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

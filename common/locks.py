@@ -194,9 +194,9 @@ def take(
         name = "process {pid} on {host}".format(**owner) if owner else "another process"
         return LockError(f"{name} {does} already: wait until it has ended, stop it, or {fix}")
 
-    place = epath.Path(path)
+    file = epath.Path(path)
     try:
-        return BucketLock(place, taken, lost) if "://" in path else LocalLock(place, taken, say)
+        return BucketLock(file, taken, lost) if "://" in path else LocalLock(file, taken, say)
     except LockError:
         raise
     except Exception as error:  # each file system has errors of its own

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from common.foreign.resnets import unfold_kernel
+from common.layers.space_to_depth import unfold_kernel
 
 INPUT = "images"  # the pixels; float32[b, 3, s, s] of 0..255 is `PIXELS`
 PIXELS = f"{INPUT}/nchw"
@@ -162,8 +162,8 @@ class Resnet:
         if isinstance(padding, str):
             padding = same_padding(self.size, 3, 2)
         self.size = (self.size + sum(padding[0]) - 3) // 2 + 1
-        name, place = name.replace("conv_stem", "max_pool"), placement(2, padding)
-        return self.graph.node("MaxPool", name, [x], kernel_shape=[3, 3], **place)
+        name, attributes = name.replace("conv_stem", "max_pool"), placement(2, padding)
+        return self.graph.node("MaxPool", name, [x], kernel_shape=[3, 3], **attributes)
 
     def _block(self, x: str, block: str, stride: int) -> str:
         """One residual block; the norms of a pre-activated one come before its convolutions."""
@@ -187,10 +187,10 @@ class Resnet:
     def _shortcut(self, x: str, block: str, stride: int) -> str:
         """A strided 1x1 convolution; in a D model a mean-pool and a 1x1 convolution."""
         if stride > 1 and self._has("conv_stem2"):
-            place = placement(stride, same_padding(self.size, stride, stride))
+            attributes = placement(stride, same_padding(self.size, stride, stride))
             self.size, window = -(-self.size // stride), [stride] * 2
             x = self.graph.node(
-                "AveragePool", f"{block}/mean_pool", [x], kernel_shape=window, **place
+                "AveragePool", f"{block}/mean_pool", [x], kernel_shape=window, **attributes
             )
             stride = 1
         return self._conv(x, f"{block}/conv_proj", f"{block}/bn_proj", stride)
@@ -220,8 +220,8 @@ class Resnet:
             self.size = -(-self.size // step)
             blur = np.repeat(self.blur[0][None, None], channels, axis=0)
             inputs = [x, self.graph.constant(f"{name}/blur/kernel", blur)]
-            place = placement(step, ((1, 1), (1, 1)))
-            x = self.graph.node("Conv", f"{name}/blur", inputs, group=channels, **place)
+            attributes = placement(step, ((1, 1), (1, 1)))
+            x = self.graph.node("Conv", f"{name}/blur", inputs, group=channels, **attributes)
         bias = np.zeros(kernel.shape[-1])
         if self._has(norm):
             scale, bias = self._constants(norm)

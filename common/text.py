@@ -1,14 +1,9 @@
-"""Text in files: encodings, lines, the sentences of .sgm, similar names, and tables as CSV."""
+"""Files of text: their encoding, their lines, and the sentences of WMT's .sgm."""
 
 import codecs
-import collections
-import csv
-import io
-import math
 import re
 import shlex
-import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from common import limits
@@ -17,8 +12,6 @@ from common.errors import DataError, UserError
 # Without "<" in the tag and without "<seg" in the text, so that the search never starts again.
 _SGM_SENTENCE = re.compile(rb"<seg\b[^<>]*>((?:[^<]|<(?!/?seg\b))*+)</seg>", re.IGNORECASE)
 _LINE_END = re.compile(r"\r\n?|\n")
-# Signs without width that change no letter; U+200C and U+200D, which join or part some, stay.
-_NO_WIDTH = re.compile("[\u00ad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]")
 
 
 def decoded(data: bytes, name: str, kind: type[UserError] = DataError, line: int = 1) -> str:
@@ -53,23 +46,6 @@ def text_lines(text: str) -> list[str]:
     return [line.strip() for line in _LINE_END.split(text.rstrip())] if text.strip() else []
 
 
-def normal_name(name: str) -> str:
-    """A name in a normal form, the same for all names that look the same.
-
-    Unicode's forms NFC and NFD of a letter look the same, and so do blanks of all kinds; blanks
-    without width are not seen.
-    """
-    return " ".join(unicodedata.normalize("NFC", _NO_WIDTH.sub("", name)).split())
-
-
-def alike(names: Iterable[str]) -> list[list[str]]:
-    """The groups of different names that people take for one: equal but for blanks and case."""
-    groups: dict[str, list[str]] = collections.defaultdict(list)
-    for name in dict.fromkeys(names):
-        groups[normal_name(unicodedata.normalize("NFKC", name)).casefold()].append(name)
-    return [group for group in groups.values() if len(group) > 1]
-
-
 def is_sgm(path: str) -> bool:
     """Whether a file is one of WMT's .sgm by its name."""
     return path.lower().endswith((".sgm", ".sgml"))
@@ -100,15 +76,3 @@ def limited_lines(file: Any, name: str, kind: type[UserError] = DataError) -> It
             mib = limits.LINE_BYTES / (1 << 20)
             raise kind(f"{name}, line {number} is longer than {mib:g} MiB: split it")
         yield line
-
-
-def percent(share: float) -> str:
-    """A share in per cent with one decimal; a dash for nan."""
-    return "–" if math.isnan(share) else f"{100 * share:.1f}\u00a0%"
-
-
-def csv_text(rows: Iterable[Iterable[Any]]) -> str:
-    """The lines of rows of cells."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from common.console import hms
+from common.progress import hms
 from engine.feed import Feed
 from engine.plan import Plan
 from engine.report.writers import Reporter, is_like

@@ -10,8 +10,8 @@ from etils import epath
 from jax.sharding import Mesh
 
 from benchmarks.base import Benchmark
-from common import console
 from common.errors import RESTART, DataError
+from common.progress import set_progress_listener
 from engine import compiler, devices, environment, sharding
 from engine.cluster import guard, hostlog, preemption, processes, watchdog
 from engine.locations import check_folder
@@ -29,7 +29,7 @@ class Run:
     @classmethod
     def open(cls, settings: Settings, trains: bool = True) -> Self:
         """Checks devices, workdir and batch sizes; opens no data."""
-        console.set_progress_listener(_note_progress)
+        set_progress_listener(_note_progress)
         devices.check_platform()
         if jax.default_backend() == "cpu":
             environment.keep_freed_memory()

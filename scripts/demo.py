@@ -31,7 +31,7 @@ from commands import predict  # noqa: E402
 from commands.predict import boxes, classes, items, sentences, sources, texts  # noqa: E402
 from commands.predict.model import Leaves, Predictor  # noqa: E402
 from commands.predict.outputs import Row  # noqa: E402
-from common import console, limits  # noqa: E402
+from common import cli, limits  # noqa: E402
 from common.errors import ConfigError, DataError, UserError, one_line  # noqa: E402
 from engine.checkpoint import model_source  # noqa: E402
 
@@ -40,16 +40,16 @@ _SIDE = 960  # pixels of the longer side of a photo with boxes, whose lines are 
 
 def main(argv: list[str] | None = None) -> None:
     """The command line; argv without the program's name."""
-    parser = console.Parser(prog="demo", description=console.summary(__doc__))
+    parser = cli.Parser(prog="demo", description=cli.summary(__doc__))
     add = parser.add_argument
     add("--workdir", required=True, help="the run's folder, or WORKDIR/checkpoints/STEP")
     add("--checkpoint", default="latest", help="latest, best or a step")
     add("--data_dir", help="where the vocabulary or the ratings are, if not where the run had them")
     add("--accept_other_data", action="store_true", help="though the data have other classes now")
     add("--host", default="127.0.0.1", help="the address; 0.0.0.0 lets other machines in")
-    add("--port", type=console.integer(1, 65535), default=8080, help="the port of the page")
+    add("--port", type=cli.integer(1, 65535), default=8080, help="the port of the page")
     add("--no_browser", action="store_true", help="opens no browser")
-    args = parser.parse_args(console.underscored(sys.argv[1:] if argv is None else argv))
+    args = parser.parse_args(cli.underscored(sys.argv[1:] if argv is None else argv))
     try:
         if importlib.util.find_spec("gradio") is None:
             pip = f"{sys.executable} -m pip install -r requirements-demo.txt"

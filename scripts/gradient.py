@@ -23,9 +23,10 @@ from typing import Any
 from absl import logging as absl_logging
 from etils import epath
 
-from common import console, entry
-from common.data.files import MANIFEST, matching_paths, write
+from common import entry
+from common.data import data_manifest, storage
 from common.errors import UserError, count, is_of_files, one_line, parse_json, some
+from common.progress import ProgressBar
 from engine import environment, locations, recipe
 from engine.cluster import preemption
 
@@ -199,8 +200,8 @@ def stage(request: Request, groups: Sequence[Sequence[str]]) -> None:
     The folder has a list of its copies; no file that is not in it is overwritten or deleted.
     """
     source, target = epath.Path(request.stage_from), request.staged
-    patterns = [pattern for group in (*groups, [MANIFEST]) for pattern in group]
-    matches = {p: matching_paths(f"{source}/{p}", str(source)) for p in patterns}
+    patterns = [pattern for group in (*groups, [data_manifest.FILE_NAME]) for pattern in group]
+    matches = {p: storage.matching_paths(f"{source}/{p}", str(source)) for p in patterns}
     if not any(matches[pattern] for pattern in groups[0]):
         raise UserError(f"STAGE_FROM={source} holds no files {' or '.join(groups[0])}")
     if os.path.realpath(source) == os.path.realpath(target):
@@ -215,7 +216,7 @@ def stage(request: Request, groups: Sequence[Sequence[str]]) -> None:
             (target / name).unlink(missing_ok=True)
     _write(target / COPIES, dict.fromkeys(sorted(names), str(source)))
     _say(f"staging {count(len(names), 'file')} from {source} into {target}")
-    progress = console.ProgressBar("staging", len(names), "files")
+    progress = ProgressBar("staging", len(names), "files")
 
     def copy(name: str) -> None:
         original, path = source / name, target / name
@@ -278,7 +279,7 @@ def _read(path: epath.Path) -> dict[str, Any]:
 
 
 def _write(path: epath.Path, content: dict[str, Any]) -> None:
-    write(str(path), [json.dumps(content, indent=2).encode(), b"\n"])
+    storage.write(str(path), [json.dumps(content, indent=2).encode(), b"\n"])
 
 
 def _say(text: str) -> None:

@@ -17,16 +17,18 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from common import console, entry, locks
-from common.data import files
-from common.data.shards import tensorflow
+from common import cli, entry, locks
+from common.data import data_manifest, files
 from common.errors import UserError, one_line, some
 from common.images import photos
-from common.preparation import archives, arguments, downloads, unread
+from common.preparation import arguments, unread
 from common.preparation.folders import DatasetFormat, Folder
 from common.preparation.sources import SUFFIXES, SourceError
 from common.preparation.writing import State
+from common.progress import duration
+from common.tensorflow import tensorflow
 from engine import environment
+from scripts import archives, public_sets
 
 # By name: the package whose `preparation` has a module of this name, with prepare(args), and
 # parse(parser, argv) if it has more arguments than --out; and what it makes.
@@ -35,7 +37,7 @@ PREPARATIONS = {
     "coco": ("benchmarks.detection", "records of COCO, or of your images"),
     "text": ("benchmarks.translation", "records of parallel text"),
     "interactions": ("benchmarks.ncf", "ratings or events of your users and items"),
-    "digits": ("common", "handwritten digits"),
+    "digits": ("benchmarks.resnet", "handwritten digits"),
     "digit_scenes": ("benchmarks.detection", "images of digits, with boxes and masks"),
     "phrases": ("benchmarks.translation", "sentences in English and German"),
     "ratings": ("benchmarks.ncf", "made-up ratings of films"),
@@ -59,10 +61,10 @@ _TRAIN_FILE = "train.json"  # with that command, in prepare_state
 def parse(name: str, argv: Sequence[str]) -> argparse.Namespace:
     """The arguments of a preparation; exits with status 2 and one line if one is invalid."""
     module = _module(PREPARATIONS[name][0], name)
-    about = console.summary(module.__doc__)
-    parser = console.Parser(prog=f"{_COMMAND} {name}", description=about)
+    about = cli.summary(module.__doc__)
+    parser = cli.Parser(prog=f"{_COMMAND} {name}", description=about)
     parse_own = getattr(module, "parse", arguments.parse_out)
-    return parse_own(parser, console.underscored(argv))
+    return parse_own(parser, cli.underscored(argv))
 
 
 def _module(package: str, name: str) -> Any:
@@ -105,7 +107,7 @@ def run(title: str, act: Callable[[], Any]) -> None:
 
 def _flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """The arguments for a path, and those of the preparation."""
-    parser = console.Parser(
+    parser = cli.Parser(
         prog=_COMMAND,
         usage=f"{_COMMAND} PATH [arguments] [arguments of the preparation]",
         description="Finds out what lies at PATH, makes records of it, and prints the command that "
@@ -113,13 +115,13 @@ def _flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("path", type=console.path, metavar="PATH", help="folder, file or archive; local or gs://")
-    add("--out", type=console.path, help="folder for the records (data/NAME)")
+    add("path", type=cli.path, metavar="PATH", help="folder, file or archive; local or gs://")
+    add("--out", type=cli.path, help="folder for the records (data/NAME)")
     add("--dry_run", action="store_true", help="only say what is there and would be made")
     add("--as", dest="format", default="", metavar="FORM", help="which of several readings to take")
     add("--untimed", action="store_true", help="do not measure how long training takes here")
     add("--tpu", default="", help="slices to ask the compiler for the price on: v5e-8,v4-16")
-    args, others = parser.parse_known_args(console.underscored(argv))
+    args, others = parser.parse_known_args(cli.underscored(argv))
     if others and not others[0].startswith("-"):
         parser.error(f"give one PATH, a folder with all files: {others[0]} is a second one")
     return args, others
@@ -159,15 +161,17 @@ def prepare_path(argv: Sequence[str]) -> None:
 
 def download(argv: Sequence[str]) -> None:
     """Downloads a public data set, prepares it, and prints the command that trains on it."""
-    parser = console.Parser(
+    parser = cli.Parser(
         prog=f"{_COMMAND} download",
         description="Downloads a public data set to data/raw, checks it, and prepares it. Other "
         "arguments are those of a path.",
         allow_abbrev=False,
     )
-    parser.add_argument("name", choices=downloads.SETS, help=f"one of {', '.join(downloads.SETS)}")
+    parser.add_argument(
+        "name", choices=public_sets.SETS, help=f"one of {', '.join(public_sets.SETS)}"
+    )
     args, others = parser.parse_known_args(argv)
-    prepare_path([downloads.get(args.name), *downloads.SETS[args.name].flags, *others])
+    prepare_path([public_sets.get(args.name), *public_sets.SETS[args.name].flags, *others])
 
 
 def stem(path: str, is_file: bool) -> str:
@@ -197,10 +201,10 @@ def _out(args: argparse.Namespace, is_file: bool, name: str) -> str:
 def is_prepared(folder: Folder, path: str) -> bool:
     """Whether a folder holds records of this program; if so, prints the command that trains."""
     names = {file.name for file in folder.files}
-    files.check_finished(path)
-    has_command = f"{files.STATE}/{_TRAIN_FILE}" in names
+    data_manifest.check_finished(path)
+    has_command = f"{data_manifest.STATE}/{_TRAIN_FILE}" in names
     has_records = files.stems(names) or {"ratings.csv", "items.csv"} <= names
-    if not has_command and (files.MANIFEST not in names or not has_records):
+    if not has_command and (data_manifest.FILE_NAME not in names or not has_records):
         return False
     hint = "the command that made them prints the one that trains, if you type it again"
     if has_command:
@@ -335,7 +339,7 @@ def pace(flags: Sequence[str]) -> str:
         reason = f"not measured: {(done.stderr.decode().strip() or 'no reason').splitlines()[-1]}"
     except subprocess.TimeoutExpired as error:
         output = error.stdout or b""
-        reason = f"compiling and a first step take more than {console.duration(_PATIENCE)}"
+        reason = f"compiling and a first step take more than {duration(_PATIENCE)}"
     except KeyboardInterrupt:
         reason = "not measured"
     return [f"on this machine: {reason}", *output.decode().splitlines()][-1]
@@ -347,7 +351,7 @@ def main(argv: Sequence[str]) -> None:
     if name in ("", "-h", "--help"):
         width = max(map(len, PREPARATIONS))
         print(f"usage: {_COMMAND} PATH [arguments]   makes records of a folder, file or archive")
-        print(f"or:    {_COMMAND} download {'|'.join(downloads.SETS)}")
+        print(f"or:    {_COMMAND} download {'|'.join(public_sets.SETS)}")
         print(f"or:    {_COMMAND} NAME [arguments]   makes one of these:\n")
         for each, (_, text) in PREPARATIONS.items():
             print(f"  {each:<{width}}  {text}")

@@ -32,7 +32,7 @@ sys.exit(", ".join(failed) or 0)
 # packages for itself; its other modules are inside of these packages.
 OF_A_PLUG_IN = (
     *("run", "start", "programs", "saving", "resuming", "evaluate", "recipe", "locations"),
-    *("corruption", "patience", "diverging", "keys", "errors", "entry", "console", "limits"),
+    *("corruption", "patience", "diverging", "keys", "errors", "entry", "progress", "limits"),
 )
 PLUG_IN = f"""
 import importlib

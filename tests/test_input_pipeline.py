@@ -12,9 +12,10 @@ from PIL import Image
 
 import input_pipeline
 from common.data.order import Order
-from common.data.shards import Shards, tensorflow
+from common.data.shards import Shards
 from common.images import input_spec
 from common.images.input_spec import prepare_image
+from common.tensorflow import tensorflow
 from input_pipeline import Preprocessing, Source
 
 

@@ -33,8 +33,9 @@ from typing import Any, Self
 import psutil
 from etils import epath
 
-from common import console
+from common import cli
 from common.errors import some
+from common.progress import duration
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _DIGITS = "configs/digits.py"
@@ -244,7 +245,7 @@ def torture(group: Group, calm: str, kills: int, seconds: float, draw: random.Ra
         left = (time.monotonic() - begun) / number * (kills - number)
         print(
             f"trial {number}/{kills}: {event} at {moment:.1f} s, exit codes {codes}; about "
-            f"{console.duration(left)} left",
+            f"{duration(left)} left",
             flush=True,
         )
         if not any(codes):  # it was quicker
@@ -256,12 +257,10 @@ def torture(group: Group, calm: str, kills: int, seconds: float, draw: random.Ra
 
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit code: 0 if nothing differs."""
-    parser = console.Parser(prog="torture", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--kills", type=console.integer(1), default=20)
-    parser.add_argument("--processes", type=console.integer(1), default=1)
-    parser.add_argument(
-        "--seed", type=console.integer(0), default=0, help="draws moments and victims"
-    )
+    parser = cli.Parser(prog="torture", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--kills", type=cli.integer(1), default=20)
+    parser.add_argument("--processes", type=cli.integer(1), default=1)
+    parser.add_argument("--seed", type=cli.integer(0), default=0, help="draws moments and victims")
     parser.add_argument("--recipe", default=_DIGITS, help="of the job")
     parser.add_argument("--data", default="data/digits", help="folder of the records")
     parser.add_argument("rest", nargs="*", metavar="-- FLAGS", help="for main.py")

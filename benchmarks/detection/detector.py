@@ -15,9 +15,9 @@ from benchmarks.detection.settings import Data, Settings
 from benchmarks.records import RecordBenchmark, Source
 from common.data import files
 from common.data.decoding import Reader
-from common.data.shards import tensorflow
 from common.errors import ConfigError, DataError
 from common.images import pixels
+from common.tensorflow import tensorflow
 
 _OBJECTS = 16  # in an image of a fake batch, at most
 _FROZEN = "bn_statistics='frozen' keeps the BatchNorm"

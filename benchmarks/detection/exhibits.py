@@ -17,11 +17,10 @@ import numpy as np
 from benchmarks.detection import coco, records
 from benchmarks.detection.coco import Annotations
 from benchmarks.detection.scoring import Quality
-from benchmarks.exhibits import CLASSES, csv_file, png, thumbnail
+from benchmarks.exhibits import CLASSES, csv_file, percent, png, thumbnail
 from benchmarks.uses import Exhibit, Picture
 from common.data import shards
 from common.errors import one_line
-from common.text import percent
 
 MIN_SCORE = 0.5
 _PICTURES = 9  # the worst images, and the first ones

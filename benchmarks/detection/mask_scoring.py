@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.detection import scoring
 from benchmarks.detection.scoring import Scorer
-from common.console import Progress
+from common.progress import Progress
 
 _THRESHOLD = 0.5  # the least value of a mask at an object's pixel
 

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from common.data import caches, files
+from common.data import caches, data_manifest, files
 from common.data.decoding import IMAGE_MAGIC
-from common.data.shards import Shards, record_name, tensorflow
+from common.data.shards import Shards, record_name
 from common.errors import DataError
-from common.images import manifest
+from common.tensorflow import tensorflow
 
 LABEL = "image/object/class/label"
 MASK = "image/object/mask"
@@ -206,7 +206,7 @@ def _from_manifest(
 
     int64[n] counts the train images with k boxes, as in `_from_scan`.
     """
-    content = manifest.load(data_dir) if data_dir else None
+    content = data_manifest.load(data_dir) if data_dir else None
     if not content or content.category_ids != category_ids:
         return None
     counts, images = content.counts(data_dir, paths), content.boxes.get("train")

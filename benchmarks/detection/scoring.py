@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.detection.coco import Annotations, outline_lists
-from common.console import Progress
+from common.progress import Progress
 
 PRECISIONS = ("mAP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")
 NAMES = (*PRECISIONS, "AR_1", "AR_10", "AR_100", "AR_small", "AR_medium", "AR_large")

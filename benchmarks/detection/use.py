@@ -1,6 +1,6 @@
 """Uses a trained detector: finds objects on photos, shows them, and exports the detector.
 
-The exported `common.portable.Program` is a function of a photo.
+The exported `common.exportable.ExportableProgram` is a function of a photo.
 """
 
 import functools
@@ -14,11 +14,12 @@ import numpy as np
 from benchmarks.detection import exhibits, records, weights
 from benchmarks.detection.detector import Detector
 from benchmarks.uses import Boxes, Detection, Exhibit, Imported
-from common.data.shards import tensorflow
+from common.data import data_manifest
 from common.errors import UserError
-from common.images import manifest, photos, pixels
+from common.exportable import Arrays, ExportableProgram
+from common.images import photos, pixels
 from common.images.input_spec import run_decoder
-from common.portable import Arrays, Program
+from common.tensorflow import tensorflow
 
 _MARGIN = 1e-3  # how far rounding may move a score below the least one
 _MEANING = {  # the meaning of a program's inputs and outputs
@@ -47,7 +48,7 @@ class DetectorUses(Boxes):
 
     def data_meaning(self) -> Mapping[str, Any]:
         keys = self._benchmark.keys
-        content = manifest.load(keys.data_dir) if keys.data_dir else None
+        content = data_manifest.load(keys.data_dir) if keys.data_dir else None
         if content is None or not content.category_ids:
             return {}
         categories = sorted(zip(content.category_ids, content.class_names, strict=True))
@@ -87,7 +88,7 @@ class DetectorUses(Boxes):
         """The leaves that `predict` takes, computed by jax from a photo uint8[h, w, 3]."""
         raise NotImplementedError
 
-    def programs(self, params: Any, model_state: Any) -> dict[str, Program]:
+    def programs(self, params: Any, model_state: Any) -> dict[str, ExportableProgram]:
         """The detector with resizing and suppression inside: a photo in, boxes in its pixels out.
 
         Where upright photos have another padded shape, the program "upright" is for them.
@@ -96,7 +97,7 @@ class DetectorUses(Boxes):
         model = jax.tree.map(jnp.asarray, (params, model_state))
         return {"upright" * upright: self._program(model, upright) for upright in orientations}
 
-    def _program(self, model: tuple[Any, Any], upright: bool) -> Program:
+    def _program(self, model: tuple[Any, Any], upright: bool) -> ExportableProgram:
         benchmark = self._benchmark
         takes_all = len(benchmark.image_shapes) == 1
 
@@ -120,7 +121,7 @@ class DetectorUses(Boxes):
             return pairs
 
         shape = "" if takes_all else "upright " if upright else "wide "
-        return Program(
+        return ExportableProgram(
             task=f"finds objects in {shape}photos",
             compute=compute,
             inputs={"photo": ("height, width, 3", np.uint8)},

@@ -19,9 +19,10 @@ import numpy as np
 
 from benchmarks.ncf.ratings import locate
 from common import limits
-from common.data.shards import read_errors, tensorflow
 from common.errors import DataError, one_line
-from common.text import decoded, normal_name, text_lines
+from common.similar_names import normal_name
+from common.tensorflow import read_errors, tensorflow
+from common.text import decoded, text_lines
 
 _log = logging.getLogger("tpu_suite")
 

@@ -21,11 +21,12 @@ import numpy as np
 import pyarrow
 from pyarrow import csv
 
-from common import console, limits
-from common.data import caches, files
+from common import limits
+from common.data import caches, data_manifest
 from common.data.order import hash64
-from common.data.shards import tensorflow
 from common.errors import DataError, one_line
+from common.progress import report_progress
+from common.tensorflow import tensorflow
 from common.text import decoded
 
 _log = logging.getLogger("tpu_suite")
@@ -72,13 +73,13 @@ def locate(data_dir: str) -> str:
     is_file = folder.endswith((".csv", ".dat", ".data", ".zip"))
     paths = [folder] if is_file else [f"{folder}/{name}" for name in FILES]
     try:
-        files.check_finished(folder)
+        data_manifest.check_finished(folder)
         for path in paths:
             if tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path):
                 limits.check_file(path)
                 place = os.path.dirname(path)
                 beside = (os.path.join(place, name) for name in ("users.csv", "items.csv"))
-                files.check_sizes(place, [path, *beside])
+                data_manifest.check_sizes(place, [path, *beside])
                 return path
     except tf.errors.OpError as error:
         raise DataError(f"cannot look for ratings in {data_dir}: {one_line(error)}") from error
@@ -118,7 +119,7 @@ def _read(path: str, width: int) -> list[np.ndarray]:
                 # Copied, so that pyarrow reuses its memory.
                 batches.append([np.array(column) for column in batch.columns])
                 count += len(batch)
-                console.report_progress(f"reading ratings, {count:,} so far")
+                report_progress(f"reading ratings, {count:,} so far")
     except tf.errors.OpError as error:
         raise DataError(f"cannot read {path}: {one_line(error)}") from error
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:

@@ -12,15 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks.exhibits import csv_file
+from benchmarks.exhibits import csv_file, csv_text, even_groups
 from benchmarks.ncf.models import TOP
 from benchmarks.ncf.names import NAMES, TITLES, Finder, read_names
 from benchmarks.ncf.ratings import Interactions
 from benchmarks.uses import Bar, Exhibit, Items
-from common.data.order import even_groups
 from common.errors import CheckpointError, DataError
-from common.portable import Arrays, Program
-from common.text import csv_text
+from common.exportable import Arrays, ExportableProgram
 
 if TYPE_CHECKING:
     from benchmarks.ncf import Ncf
@@ -65,7 +63,7 @@ class NcfUses(Items):
                 f"than {source}: give the --data_dir that the model was trained on"
             )
 
-    def programs(self, params: Any, model_state: Any) -> dict[str, Program]:
+    def programs(self, params: Any, model_state: Any) -> dict[str, ExportableProgram]:
         """The probabilities of pairs of a user and an item."""
         folder = self._benchmark.settings.data_dir
         names, titles = (read_names(folder, lists) for lists in (NAMES, TITLES))
@@ -185,7 +183,7 @@ def popularity(data: Interactions, columns: Mapping[str, np.ndarray]) -> Exhibit
 
 def make_program(
     benchmark: Ncf, params: Any, names: Mapping[int, str], titles: Mapping[int, str]
-) -> Program:
+) -> ExportableProgram:
     """The program of a model, for pairs of a user and an item; `params` are NumPy arrays.
 
     `names` has the users' names by id, `titles` the items'; both may be incomplete. Without names
@@ -208,7 +206,7 @@ def make_program(
     files = {"items.csv": [("item", "title"), *((i, titles.get(i, "")) for i in items.tolist())]}
     if names:
         files["users.csv"] = [("user", "name"), *((u, names.get(u, "")) for u in users.tolist())]
-    return Program(
+    return ExportableProgram(
         task="says how probably a user rates an item",
         compute=compute,
         inputs={"user": ("batch", np.uint32), "item": ("batch", np.uint32)},

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 import models
+from benchmarks.base import BATCH_NORM_AXIS
 from benchmarks.resnet import variants
 from benchmarks.resnet.settings import Architecture
 from common.layers import gram_resnet, space_to_depth
@@ -31,7 +32,7 @@ def network(keys: Architecture, classes: int) -> models.ResNet:
         norm=partial(
             models.BatchNorm,
             momentum=keys.bn_momentum,
-            axis_name=None if keys.bn_span == 1 else "group",
+            axis_name=None if keys.bn_span == 1 else BATCH_NORM_AXIS,
         ),
     )
     # Whether the recipe names a variant, what composes it, and with which arguments. Later ones

@@ -15,6 +15,7 @@ import numpy as np
 import input_pipeline
 import models
 from benchmarks.base import (
+    BATCH_NORM_AXIS,
     Benchmark,
     Group,
     HostBatch,
@@ -36,10 +37,10 @@ from benchmarks.uses import Uses
 from common import foreign
 from common.data.decoding import Reader
 from common.data.order import Order
-from common.data.shards import tensorflow
 from common.errors import ConfigError
 from common.images import pixels
 from common.images.input_spec import InputSpec
+from common.tensorflow import tensorflow
 from input_pipeline import Source
 
 _FEW_IMAGES = 2_000  # below this number, new statistics are worse than those of the first model
@@ -117,7 +118,7 @@ class ImageClassifier(RecordBenchmark[Source]):
             return self.keys.num_label_classes
         if self.keys.dataset.startswith("tfds:"):
             return self.open_records("train").num_classes
-        content = records.data_manifest(self.keys)
+        content = records.load_data_manifest(self.keys)
         return len(records.valid_labels(0, len(content.class_names) if content else 0))
 
     @property
@@ -212,7 +213,7 @@ class ImageClassifier(RecordBenchmark[Source]):
         del rng
         inputs, labels, others, share = self._inputs(batch)
         variables = {"params": params, **model_state}
-        group = 1 if self.bn_span == 1 else jax.lax.axis_size("group")
+        group = 1 if self.bn_span == 1 else jax.lax.axis_size(BATCH_NORM_AXIS)
         disturbed = self.settings.regularisation
         apply = architecture.training_apply(
             self.model, disturbed.drop_path, disturbed.dropout, batch.get("draw")

@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 
 from benchmarks.resnet.settings import Data
-from common.data import caches, decoding, files
-from common.data.shards import Shards, record_name, tensorflow
+from common.data import caches, data_manifest, decoding, files
+from common.data.shards import Shards, record_name
 from common.errors import ConfigError, DataError, one_line, some
-from common.images import manifest
+from common.tensorflow import tensorflow
 from input_pipeline import Source, wrong_label
 
 IMAGENET = {"train": 1_281_167, "eval": 50_000, "classes": 1_000}  # Russakovsky et al. 2015
 
 
-def data_manifest(keys: Data) -> manifest.DataManifest | None:
+def load_data_manifest(keys: Data) -> data_manifest.DataManifest | None:
     """The data manifest in the folder of the records, if there is one."""
     has_data = keys.dataset == "records" and keys.data_dir
-    return manifest.load(keys.data_dir) if has_data else None
+    return data_manifest.load(keys.data_dir) if has_data else None
 
 
 def open_records(
@@ -43,7 +43,7 @@ def open_records(
         or not an image (the file and record are named).
     """
     paths = files.find_shards(data_dir, patterns, split)
-    content = manifest.load(data_dir) if data_dir else None
+    content = data_manifest.load(data_dir) if data_dir else None
     labels = valid_labels(num_classes, len(content.class_names) if content else 0)
     offset, num_classes = labels.start, len(labels)
     if trust_manifest and content and (counts := content.counts(data_dir, paths)):

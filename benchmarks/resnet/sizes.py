@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from common.data.shards import tensorflow
+from common.tensorflow import tensorflow
 
 
 def fix(pairs: Sequence[Sequence[float]]) -> str:

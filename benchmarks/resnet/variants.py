@@ -16,7 +16,7 @@ import numpy as np
 from common.errors import ConfigError
 from common.hashing import hash32
 from common.layers import device_kind, gram_resnet
-from common.layers.cpu import max_pool
+from common.layers.max_pool import max_pool
 from models import BasicBlock, Block, ModuleDef, ResNet
 
 MIN_BLUR_CHANNELS = 16  # a convolution of fewer, which is the stem's, is left as it is
@@ -270,11 +270,11 @@ def scale_branch(y: jax.Array, factors: jax.Array) -> jax.Array:
 def compose_pallas(model: ResNet, padding: Any) -> ResNet:
     """config.kernels = "pallas": one kernel per boundary of two bottlenecks in the backward pass.
 
-    Function and variables are the same as with batch_norm="gram". `common.layers.boundary` has the
-    kernel and says what it saves. Where these devices cannot run it, calling the model in training
+    Function and variables are the same as with batch_norm="gram". `boundary` has the kernel
+    and says what it saves. Where these devices cannot run it, calling the model in training
     raises a ConfigError.
     """
-    from common.layers import gram_boundary  # imports Pallas, which few runs need
+    from benchmarks.resnet import gram_boundary  # imports Pallas, which few runs need
 
     names = _block_names(model)
     opens = names[: min(sum(model.stage_sizes[:_PALLAS_STAGES]), len(names) - 1)]

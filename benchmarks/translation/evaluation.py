@@ -10,8 +10,8 @@ import numpy as np
 
 from benchmarks.base import HostBatch
 from common.data import decoding
-from common.data.shards import read_errors, tensorflow
 from common.errors import DataError, one_line
+from common.tensorflow import read_errors, tensorflow
 from common.text import decoded, is_sgm, sgm_sentences
 
 BLANKS = "intl"  # sacrebleu's words of texts with blanks between words, as in WMT

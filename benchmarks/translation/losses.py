@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from common.layers import device_kind, sums
+from benchmarks.translation import reductions
+from common.layers import device_kind
 
 MASKED_LOGIT = -1e9  # of columns that are no words and of masked keys; finite: no row is nan
 _CACHED = 1 << 21  # logits of a slice on CPUs: 8 MB in float32 stay in the caches
@@ -119,7 +120,9 @@ def _forward(rule: _Rule, features: Any, classifier: Any, targets: Any, weights:
             again = jax.lax.platform_dependent(
                 scores, tpu=jax.lax.optimization_barrier, default=lambda x: x
             )
-            of_bias += sums.over_first_axes(gradients_at(again).astype(features.dtype), acc_dtype)
+            of_bias += reductions.sum_first_axes(
+                gradients_at(again).astype(features.dtype), acc_dtype
+            )
         of_kernel += jnp.tensordot(
             features, gradients, (tokens, tokens), preferred_element_type=acc_dtype
         )
@@ -142,7 +145,7 @@ _loss.defvjp(_forward, _backward)
 
 def _losses(rule: _Rule, scores: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The loss [t, b] of each token, and the logarithm of the sum of its exponentials."""
-    log_sums = sums.log_sum_exp(scores)
+    log_sums = reductions.log_sum_exp(scores)
     if device_kind() == "cpu":  # without an array of the labels
         of_target = jnp.take_along_axis(scores, targets[..., None], -1)[..., 0]
         expected = jnp.dot(scores, _share(rule, scores)) + (1 - rule.smoothing) * of_target

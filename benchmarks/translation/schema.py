@@ -19,9 +19,10 @@ import numpy as np
 from etils import epath
 
 from benchmarks.translation.vocabulary import EOS, Vocabulary, Words
-from common.data import files, records
-from common.data.shards import read_errors, read_problem, tensorflow
+from common.data import data_manifest, records
+from common.data.shards import read_problem
 from common.errors import DataError, parse_json
+from common.tensorflow import read_errors, tensorflow
 
 SIDES = ("inputs", "targets")
 FEATURES = tuple(f"{side}{part}" for side in SIDES for part in ("", "_segmentation", "_position"))
@@ -186,12 +187,12 @@ class DataManifest:
 
     def describe(self, data_dir: str, paths: Sequence[str]) -> list[ManifestShard] | None:
         """The facts of each file; None if a file is not listed."""
-        return files.listed_rows(self.shards, data_dir, paths)
+        return data_manifest.listed_rows(self.shards, data_dir, paths)
 
 
 def load_manifest(data_dir: str) -> DataManifest | None:
     """The data manifest of a folder, local or gs://; None if there is none for translation."""
-    data = files.read_manifest(data_dir)
+    data = data_manifest.read_bytes(data_dir)
     if data is None:
         return None
     try:
@@ -212,7 +213,9 @@ def load_manifest(data_dir: str) -> DataManifest | None:
             shards,
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise files.foreign_manifest(str(epath.Path(data_dir) / files.MANIFEST), error) from error
+        raise data_manifest.form_error(
+            str(epath.Path(data_dir) / data_manifest.FILE_NAME), error
+        ) from error
 
 
 def check_vocabulary(data_dir: str, vocabulary: Vocabulary, path: str) -> None:

@@ -13,15 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from benchmarks.exhibits import csv_file
+from benchmarks.exhibits import csv_file, even_groups
 from benchmarks.translation import evaluation
 from benchmarks.translation.translator import Translator
 from benchmarks.translation.vocabulary import EOS, Words
 from benchmarks.uses import Bar, Exhibit, Sentences
 from common.data import files
-from common.data.order import even_groups
 from common.errors import CheckpointError, DataError
-from common.portable import Arrays, Program
+from common.exportable import Arrays, ExportableProgram
 
 Sentence = tuple[str, str, str]  # source, translation, reference
 _SHOWN = 12  # sentences in a table
@@ -77,7 +76,7 @@ class TranslatorUses(Sentences):
                 f"{source} ({there}): give the --data_dir that the model was trained on"
             )
 
-    def programs(self, params: Any, model_state: Any) -> dict[str, Program]:
+    def programs(self, params: Any, model_state: Any) -> dict[str, ExportableProgram]:
         """The translator with its beam search inside: ids in, ids and scores out."""
         del model_state
         return {"": make_program(self._benchmark, params)}
@@ -232,7 +231,7 @@ def bleu_by_length(sentences: Sequence[Sentence], lengths: np.ndarray) -> Exhibi
     )
 
 
-def make_program(benchmark: Translator, params: Any) -> Program:
+def make_program(benchmark: Translator, params: Any) -> ExportableProgram:
     """The program of a translator."""
     params = jax.tree.map(jnp.asarray, params)
     length, beams = benchmark.eval_lengths[-1], benchmark.settings.beam_size
@@ -257,7 +256,7 @@ def make_program(benchmark: Translator, params: Any) -> Program:
 
     folder, pattern = benchmark.settings.data_dir, benchmark.settings.vocabulary_file
     vocabulary = epath.Path(files.find(folder, pattern, "vocabulary")[0])
-    return Program(
+    return ExportableProgram(
         task=f"translates sentences into {benchmark.language!r}. Their ids are from "
         f"`{vocabulary.name}`, which {_READERS[benchmark.vocabulary.kind]}",
         compute=compute,

@@ -19,9 +19,9 @@ from etils import epath
 
 from commands.export import classifiers, programs
 from commands.export.formats import DEFAULTS, PATHS, files_in
-from common.data import files
-from common.data.shards import tensorflow
+from common.data import storage
 from common.errors import ConfigError, OutputError, one_line, parse_json, visible
+from common.tensorflow import tensorflow
 from engine import environment, locations
 from engine.checkpoint import model_source
 
@@ -119,9 +119,9 @@ def _publish(folder: str, out: str, replaces: bool) -> None:
     names = [os.path.relpath(path, folder) for path in files_in(folder)]
     try:
         if not replaces:  # an export that is killed can be replaced
-            files.write(f"{new}/{_LIST}", [json.dumps({"files": names}).encode()])
+            storage.write(f"{new}/{_LIST}", [json.dumps({"files": names}).encode()])
         for name in sorted(names, key=lambda name: name == _LIST):
-            files.write(f"{new}/{name}", [pathlib.Path(folder, name).read_bytes()])
+            storage.write(f"{new}/{name}", [pathlib.Path(folder, name).read_bytes()])
         if replaces:
             gfile.rename(out, old)
             gfile.rename(new, out)

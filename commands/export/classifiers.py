@@ -17,9 +17,9 @@ from safetensors import numpy as safetensors
 
 from commands.export import formats
 from common.errors import CheckpointError, ConfigError, OutputError
+from common.exportable import ExportableClassifier, TorchForm
 from common.images import input_spec
 from common.images.input_spec import prepare_image
-from common.portable import Portable, TorchForm
 from engine.checkpoint import model_source
 from engine.report.history import History
 
@@ -44,7 +44,7 @@ class Classifier:
     """What the formats are written from, and the logits that they must compute."""
 
     trained: model_source.Model
-    portable: Portable
+    portable: ExportableClassifier
     names: Sequence[str]  # of the classes; () where they have no names
     torch: TorchForm | None  # where "hf" is wanted
     encoded: Sequence[bytes]  # pictures, in the formats of files

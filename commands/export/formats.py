@@ -19,12 +19,12 @@ from jax import export
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from common.data.shards import tensorflow
 from common.errors import ConfigError, one_line
+from common.exportable import Arrays
 from common.images import input_spec
 from common.images.input_spec import InputSpec
 from common.onnx_graph import Ends, Graph
-from common.portable import Arrays
+from common.tensorflow import tensorflow
 
 DEFAULTS = ("savedmodel", "stablehlo")
 PATHS = {  # the file or folder that a format has in an export, in the order of the formats

@@ -17,7 +17,7 @@ from PIL import Image
 
 from commands.export import formats
 from common.errors import ConfigError, OutputError
-from common.portable import Arrays, Program
+from common.exportable import Arrays, ExportableProgram
 from engine.checkpoint import model_source
 
 FORMATS = (*formats.DEFAULTS, "onnx")
@@ -49,7 +49,7 @@ def _draw(number: int, height: int, width: int, form: str) -> bytes:
     return file.getvalue()
 
 
-def of(model: model_source.Model) -> Mapping[str, Program]:
+def of(model: model_source.Model) -> Mapping[str, ExportableProgram]:
     """The programs of a model, in float32; {} for classifiers. UserError if a file is missing."""
     uses = model.in_float32().benchmark.uses
     uses.check_files(model.manifest, model.source)
@@ -57,7 +57,10 @@ def of(model: model_source.Model) -> Mapping[str, Program]:
 
 
 def write(
-    model: model_source.Model, programs: Mapping[str, Program], names: Sequence[str], folder: str
+    model: model_source.Model,
+    programs: Mapping[str, ExportableProgram],
+    names: Sequence[str],
+    folder: str,
 ) -> tuple[dict[str, Any], Sequence[str]]:
     """Writes the programs of a model into a local folder, checks them, and describes them.
 
@@ -93,7 +96,7 @@ def write(
     return rows, labels
 
 
-def _exported(program: Program) -> export.Exported:
+def _exported(program: ExportableProgram) -> export.Exported:
     scope = export.SymbolicScope()
     specs = {
         name: jax.ShapeDtypeStruct(export.symbolic_shape(shape, scope=scope), dtype)
@@ -102,7 +105,7 @@ def _exported(program: Program) -> export.Exported:
     return formats.exported(jax.jit(program.compute), specs)
 
 
-def _checks(program: Program) -> list[Check]:
+def _checks(program: ExportableProgram) -> list[Check]:
     """The examples; OutputError if the program computes something else than predict.py."""
     compute, checks = jax.jit(program.compute), []
     for inputs, predicted in program.examples(draw()):
@@ -118,7 +121,7 @@ def _checks(program: Program) -> list[Check]:
     return checks
 
 
-def _check(name: str, path: str, program: Program, checks: Sequence[Check]) -> float:
+def _check(name: str, path: str, program: ExportableProgram, checks: Sequence[Check]) -> float:
     """Runs what was written, and prints its size and its largest error, which it returns.
 
     Another compiler rounds in another way, which changes the order of what is nearly equal. So a
@@ -166,7 +169,7 @@ def difference(
     return float(np.max(errors)), max(shares)  # NaN if one is
 
 
-def _arrays(program: Program, check: Check) -> dict[str, tuple[str, str]]:
+def _arrays(program: ExportableProgram, check: Check) -> dict[str, tuple[str, str]]:
     """(dtype, shape) of each input and output; "batch" is the number of examples in `check`."""
     inputs, outputs, _ = check
     is_batched = all(shape.startswith("batch") for shape, _ in program.inputs.values())

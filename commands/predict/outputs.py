@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from benchmarks.exhibits import csv_text
 from common import entry
-from common.data import files
+from common.data import storage
 from common.errors import ConfigError, OutputError, is_of_files, one_line, visible
-from common.text import csv_text
 from engine import locations
 
 FORMATS = ("csv", "json", "jsonl")
@@ -154,7 +154,7 @@ def write(out: str, text: Iterable[str]) -> None:
 def save(path: str, parts: Iterable[bytes], quiet: bool = False) -> None:
     """Writes a file and, unless `quiet`, says so; OutputError if it cannot be written."""
     try:
-        files.write(path, parts)
+        storage.write(path, parts)
     except Exception as error:
         if not is_of_files(error):
             raise

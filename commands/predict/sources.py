@@ -22,12 +22,12 @@ from commands.predict import outputs
 from commands.predict.model import Batch, Leaves, Predictor, Request
 from commands.predict.outputs import Row, say, shown
 from common import pools
-from common.console import Progress
-from common.data import files
-from common.data.shards import tensorflow
+from common.data import storage
 from common.errors import ConfigError, DataError, count, is_of_files, one_line
 from common.images import photos
 from common.images.photos import Jpeg
+from common.progress import Progress
+from common.tensorflow import tensorflow
 from engine import locations
 from engine.checkpoint.model_source import Model
 
@@ -97,9 +97,9 @@ def _of_one(path: str) -> list[str]:
     if is_folder(path) or exists(path):  # names may have brackets
         matches = [path]
     elif remote:
-        matches = files.matching_paths(path) if glob.has_magic(path) else []
+        matches = storage.matching_paths(path) if glob.has_magic(path) else []
     else:
-        parent = files.known_part(path)
+        parent = storage.existing_prefix(path)
         matches = glob.glob(glob.escape(parent) + path[len(parent) :], recursive=True)
     pictures = []
     for match in sorted(matches, key=natural):

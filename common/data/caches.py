@@ -18,10 +18,11 @@ from typing import Any, TypeVar
 import numpy as np
 from etils import epath
 
-from common.console import Progress, report_progress
-from common.data import files
-from common.data.shards import READ_BUFFER, read_errors, read_problem, record_name, tensorflow
+from common.data import storage
+from common.data.shards import READ_BUFFER, read_problem, record_name
 from common.errors import DataError, one_line, parse_json
+from common.progress import Progress, report_progress
+from common.tensorflow import read_errors, tensorflow
 
 T = TypeVar("T")
 
@@ -39,7 +40,7 @@ def scan_files(
     `settings` (JSON) are the same. A damaged one is made again. DataError if a file is missing.
     """
     report_progress(f"looking up the sizes of {len(paths)} files, {paths[0]} first")
-    lengths = files.sizes(paths)
+    lengths = storage.sizes(paths)
     key = {"settings": settings, "files": [list(row) for row in zip(paths, lengths, strict=True)]}
     path = epath.Path(cache)
     report_progress(f"reading {cache}")
@@ -62,7 +63,7 @@ def scan_files(
             progress.at(sum(lengths[: len(results)]), text)
     report_progress(f"writing {cache}")
     content = {"key": key, "results": results, "sha256": _digest(key, results)}
-    files.write(cache, [json.dumps(content).encode()])
+    storage.write(cache, [json.dumps(content).encode()])
     return results
 
 
@@ -105,29 +106,29 @@ def count_records(path: str, check: Callable[[Any, int], None], schema: str) -> 
 
 def file_stamps(paths: Sequence[str]) -> list[tuple[str, int, int]]:
     """Path, bytes and time of modification (ns, but whole seconds) of files, for keys."""
-    sizes, gfile = files.sizes(paths), tensorflow().io.gfile
+    sizes, gfile = storage.sizes(paths), tensorflow().io.gfile
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         times = pool.map(lambda path: int(gfile.stat(path).mtime_nsec), paths)
         return list(zip(paths, sizes, times, strict=True))
 
 
-def cached_arrays(kind: type[T], path: str, key: str, compute: Callable[[], T]) -> T:
+def cached_arrays(cls: type[T], path: str, key: str, compute: Callable[[], T]) -> T:
     """The result of `compute`, or what an earlier call with the same key has written to `path`.
 
-    The result is a `kind`, a dataclass of arrays. `path` is local or gs://; "" keeps nothing. `key`
+    The result is a `cls`, a dataclass of arrays. `path` is local or gs://; "" keeps nothing. `key`
     says what the arrays depend on: if it differs, or the file is damaged, they are computed again.
     """
     if not path:
         return compute()
-    names = [field.name for field in dataclasses.fields(kind)]  # pyright: ignore[reportArgumentType]
+    names = [field.name for field in dataclasses.fields(cls)]  # pyright: ignore[reportArgumentType]
     if (arrays := _read_arrays(path, key, names)) is not None:
-        return kind(**arrays)
+        return cls(**arrays)
     result = compute()
     content = io.BytesIO()
     np.savez(content, key=np.array(key), **vars(result))
     report_progress(f"writing {path}")
     view = content.getbuffer()
-    files.write(path, (bytes(view[i : i + _PART]) for i in range(0, len(view), _PART)))
+    storage.write(path, (bytes(view[i : i + _PART]) for i in range(0, len(view), _PART)))
     return result
 
 

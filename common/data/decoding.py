@@ -10,18 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from common.console import Progress
 from common.data.order import Order, segments
-from common.data.shards import (
-    Shards,
-    read_errors,
-    read_problem,
-    read_records,
-    tensorflow,
-    train_stream,
-    unreadable,
-)
+from common.data.shards import Shards, read_problem, read_records, train_stream, unreadable
 from common.errors import DataError
+from common.progress import Progress
+from common.tensorflow import read_errors, tensorflow
 
 Batch = dict[str, np.ndarray]
 Decode = Callable[..., dict[str, Any]]

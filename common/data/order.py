@@ -15,9 +15,8 @@ number of hosts that divides the number of streams. The examples are numbered in
   step that belong to the same example are kept apart: neighbours are different examples, unless
   a step has a single one of a block.
 
-A benchmark with several pools of examples, such as Mask R-CNN, gives each an `Order`. `Permutation`
-computes any position of a random order of examples in memory, and `even_groups` cuts examples into
-groups of about one size.
+A benchmark with several pools of examples, such as Mask R-CNN, gives each an `Order`. A random
+order of examples in memory is a `permutation.Permutation`.
 """
 
 import dataclasses
@@ -32,7 +31,6 @@ from common.errors import DataError
 
 _OPEN_FILES = 512  # that all streams together read in turn; each takes memory for its buffers
 _INTERLEAVED = 16  # files that a stream reads in turn, at most
-_ROUNDS = 6  # of `Permutation`
 
 
 def hash64(*words: Any) -> np.ndarray:
@@ -140,8 +138,8 @@ class Order:
         step has at least so many rows of a stream, if it can.
         """
         total, common = sum(counts), math.gcd(batch_size, max_streams)
-        most = min(common, total, max(1, batch_size // repeats))  # every stream holds an example
-        streams = max(n for n in range(1, most + 1) if common % n == 0)
+        limit = min(common, total, max(1, batch_size // repeats))  # every stream holds an example
+        streams = max(n for n in range(1, limit + 1) if common % n == 0)
         rows = batch_size // streams
         block = max(1, buffer // streams)
         files = min(_OPEN_FILES, len(counts)) // streams
@@ -255,55 +253,3 @@ class Order:
                 parts.append(block.reads)
                 missing -= len(block.ids)
         return np.concatenate(parts)
-
-
-class Permutation:
-    """A bijection of 0 .. size - 1 drawn from the integers `key`.
-
-    A Feistel network with tables of random functions (Luby and Rackoff 1988) permutes the next
-    power of two. An image outside of the range is permuted again until it is inside.
-    """
-
-    def __init__(self, size: int, *key: int):
-        self._size = size
-        bits = max(2, (size - 1).bit_length())
-        low, high = bits // 2, bits - bits // 2
-        self._low = low
-        self._tables = [
-            (hash64(*key, i, np.arange(1 << (low, high)[i % 2])) >> np.uint64(33)).astype(np.int64)
-            & ((1 << (high, low)[i % 2]) - 1)
-            for i in range(_ROUNDS)
-        ]
-
-    def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """int64[k] in the range -> int64[k], the images."""
-        images = self._once(positions)
-        outside = np.flatnonzero(images >= self._size)
-        while len(outside):
-            images[outside] = self._once(images[outside])
-            outside = outside[images[outside] >= self._size]
-        return images
-
-    def _once(self, x: np.ndarray) -> np.ndarray:
-        low, high = x & ((1 << self._low) - 1), x >> self._low
-        for i, table in enumerate(self._tables):
-            if i % 2:
-                low = low ^ table[high]
-            else:
-                high = high ^ table[low]
-        return high << self._low | low
-
-
-def even_groups(values: np.ndarray, most: int) -> list[np.ndarray]:
-    """The indices of values int[n] in at most `most` groups, the least values first.
-
-    Equal values stay together. So groups may differ in size, and there may be fewer of them; none
-    is empty.
-    """
-    order = np.argsort(values, kind="stable")
-    ordered, n = values[order], len(values)
-    if not n:
-        return []
-    lasts = [max(n * (i + 1) // most, 1) - 1 for i in range(most)]
-    ends = np.unique(np.searchsorted(ordered, ordered[lasts], side="right"))
-    return np.split(order, ends[:-1])

@@ -14,8 +14,8 @@ from typing import Any
 
 import google_crc32c
 
-from common.data import files
-from common.data.shards import tensorflow
+from common.data import storage
+from common.tensorflow import tensorflow
 
 SPLITS = ("train", "validation")
 DETECTION_SPLITS = ("train", "val")
@@ -26,7 +26,7 @@ _SHARD = (
     rf"(?:validation{_NUMBER}|(?:train|val){_NUMBER}(?:\.tfrecord)?|"
     rf"(?:{'|'.join(TEXT_SPLITS)}){_NUMBER})"
 )
-_UNFINISHED = r"tmp\..+\.[0-9a-f]{8}"  # of `files.write`
+_UNFINISHED = r"tmp\..+\.[0-9a-f]{8}"  # of `storage.write`
 
 
 def shard_name(split: str, i: int, n: int) -> str:
@@ -70,25 +70,7 @@ def remove_unfinished(out: str) -> None:
 
 
 def _matching(out: str, pattern: str) -> list[str]:
-    return sorted(name for name in list_folder(out) if re.fullmatch(pattern, name))
-
-
-def list_folder(path: str) -> list[str]:
-    """The names in a folder, local or gs://; none if it does not exist."""
-    return tensorflow().io.gfile.listdir(path) if is_folder(path) else []
-
-
-def is_folder(path: str) -> bool:
-    """Whether a folder exists, local or gs://.
-
-    tf.errors.OpError if it may not be read, or does not answer; TensorFlow's own isdir returns
-    False there.
-    """
-    tf = tensorflow()
-    try:
-        return tf.io.gfile.stat(path).is_directory
-    except tf.errors.NotFoundError:
-        return False
+    return sorted(name for name in storage.list_folder(out) if re.fullmatch(pattern, name))
 
 
 def read_shard(path: str) -> Iterator[bytes]:
@@ -112,7 +94,7 @@ def write_shard(path: str, examples: Iterable[bytes]) -> dict[str, Any]:
             count, size = count + 1, size + len(data)
             yield data
 
-    files.write(path, frames())
+    storage.write(path, frames())
     return {"examples": count, "bytes": size, "sha256": digest.hexdigest()}
 
 

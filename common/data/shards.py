@@ -1,51 +1,17 @@
 """Reads TFRecord files with TensorFlow, in file order or in the training order of `order.Order`."""
 
-import contextlib
 import dataclasses
-import functools
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from common.data.order import Order, example_numbers, first_examples
-from common.errors import DataError, one_line
+from common.errors import one_line
+from common.tensorflow import tensorflow
 
 READ_BUFFER = 4 << 20  # bytes per open file; hides the latency of object stores
 _TURN_BUFFER = 16 << 10  # where hundreds of files are read in turn; a start skips records faster
-
-
-@functools.cache
-def tensorflow() -> Any:
-    """Imports TensorFlow, which only reads data here, and keeps it off every accelerator."""
-    try:
-        with _without_keras():
-            import tensorflow as tf
-    except ImportError as error:
-        raise DataError(
-            f"reading records needs TensorFlow ({error}): pip install -r requirements.txt"
-        ) from error
-    for kind in ("GPU", "TPU"):
-        tf.config.set_visible_devices([], kind)
-    return tf
-
-
-@contextlib.contextmanager
-def _without_keras() -> Iterator[None]:
-    """Keeps the import of TensorFlow from importing Keras, which takes 4 of 9 s of CPU time.
-
-    TensorFlow looks for an older Keras instead, which is not installed. `tf.keras` is Keras as
-    usual when it is used later.
-    """
-    name = "TF_USE_LEGACY_KERAS"
-    is_free = name not in os.environ
-    os.environ.setdefault(name, "1")
-    try:
-        yield
-    finally:
-        if is_free:
-            del os.environ[name]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,11 +146,6 @@ def train_stream(shards: Shards, order: Order, streams: range, start_step: int) 
         num_parallel_calls=len(streams),
         deterministic=True,
     )
-
-
-def read_errors() -> tuple[type[Exception], ...]:
-    """The errors of damaged records; UnicodeDecodeError where TensorFlow's message quotes bytes."""
-    return tensorflow().errors.OpError, UnicodeDecodeError
 
 
 def read_problem(error: Exception) -> str:

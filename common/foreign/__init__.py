@@ -15,9 +15,9 @@ import re
 
 from etils import epath
 
+from common import download
 from common.errors import ConfigError, DataError, one_line
 from common.foreign import tf_checkpoints
-from common.preparation import downloads
 
 # Published weights that messages and the preparations name; docs/resnet.md has more.
 RESNET = "hf-hub:timm/resnet{depth}.a1_in1k"  # of depth 18, 34, 50, 101 or 152
@@ -82,7 +82,7 @@ def fetch(name: str, source: str = "") -> tuple[str, str]:
     try:
         if file:
             path = hub.cached_assets_path("tpu_suite", "weights") / file[1]
-            downloads.fetch(name, str(path), file[2])
+            download.fetch(name, str(path), file[2])
             return name, str(path)
         assert model is not None
         for weights in PUBLISHED:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from common.errors import CheckpointError
+from common.layers.space_to_depth import unfold_kernel
 from common.trees import by_name
 
 LEAVES = {
@@ -148,14 +149,3 @@ def names(params: Any, model_state: Any, family: Family | None = None) -> dict[s
             array = wide[1:, 1:]
         arrays |= family.theirs(path, array)
     return arrays
-
-
-def unfold_kernel(kernel: np.ndarray) -> np.ndarray:
-    """Converts the space-to-depth stem's kernel to a plain convolution's, dtype kept.
-
-    [4, 4, 4 * C, F] to [8, 8, C, F]: stride 2 and padding (4, 2) on images then give the same
-    result. The first row and column are 0, and the rest is the kernel that
-    `space_to_depth.convert_kernel` got, unless this stem was trained.
-    """
-    c, f = kernel.shape[2] // 4, kernel.shape[3]
-    return kernel.reshape(4, 4, 2, 2, c, f).transpose(0, 2, 1, 3, 4, 5).reshape(8, 8, c, f)

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from common.data.files import matching_paths
-from common.data.shards import tensorflow
+from common.data import storage
 from common.errors import DataError, one_line, some
+from common.tensorflow import tensorflow
 
 _MAGIC = b"\x57\xfb\x80\x8b\x24\x75\x47\xdb"  # a V1 checkpoint ends with it, as LevelDB's tables do
 # What the names of a checkpoint's files have after its prefix; the last is a shard of V1.
@@ -65,7 +65,7 @@ def is_one(prefix: str) -> bool:
     if epath.Path(f"{prefix}.index").exists():
         return True
     if not item.exists():
-        return bool(matching_paths(f"{prefix}-?????-of-?????", prefix))
+        return bool(storage.matching_paths(f"{prefix}-?????-of-?????", prefix))
     if item.is_dir() or (size := item.stat().length) < len(_MAGIC):
         return False
     with item.open("rb") as file:
@@ -120,7 +120,7 @@ def _plain(prefix: str) -> str:
     folder = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     name = os.path.basename(prefix)
-    for path in matching_paths(f"{prefix}*", prefix):
+    for path in storage.matching_paths(f"{prefix}*", prefix):
         link = f"{folder}/model{os.path.basename(path).removeprefix(name)}"
         os.symlink(os.path.abspath(path), link)
     return f"{folder}/model"

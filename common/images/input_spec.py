@@ -15,9 +15,9 @@ from typing import Any, Self
 import numpy as np
 from PIL import Image
 
-from common.data.shards import read_errors, tensorflow
 from common.errors import DataError, one_line, parse_json
 from common.images import pixels
+from common.tensorflow import read_errors, tensorflow
 
 _PILLOW = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 _LONGEST = 64  # times the shorter side; the ends of a longer image are cut before it is resized

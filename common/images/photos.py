@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from common import limits
-from common.data.shards import tensorflow
+from common.tensorflow import tensorflow
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif")
@@ -161,8 +161,8 @@ def _declared_bits(image: Any, data: bytes) -> int:
         begin = data.find(b"sBIT", 0, data.find(b"IDAT")) + 4
         return data[begin] if begin > 3 else 0
     if image.format == "TIFF":
-        if most := image.tag_v2.get(_MAX_SAMPLE_VALUE):
-            return int(np.max(most)).bit_length()
+        if max_value := image.tag_v2.get(_MAX_SAMPLE_VALUE):
+            return int(np.max(max_value)).bit_length()
         bits = int(np.max(image.tag_v2.get(_BITS_PER_SAMPLE, 0)))
         return bits if bits < 16 else 0
     return 0
@@ -202,8 +202,8 @@ def _scaled(values: np.ndarray, declared: int) -> tuple[np.ndarray, str]:
         depth = next(bits for bits in _DEPTHS if high < 1 << bits)
         if depth < 16:
             note = f"; values to {high:,.0f} taken for {depth} bits"
-    most = (1 << depth) - 1
-    return ((255 * values + most // 2) // most).astype(np.uint8), note
+    white = (1 << depth) - 1
+    return ((255 * values + white // 2) // white).astype(np.uint8), note
 
 
 def _change(image: Image.Image, rotate: bool, modes: tuple[str, ...]) -> str:

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from common.data.shards import tensorflow
+from common.tensorflow import tensorflow
 
 LARGE = 1 << 20  # pixels: smaller JPEGs gain nothing from `least_side`
 # Accurate DCT costs nothing measurable; TensorFlow's default is off by 1.6 levels RMS.
@@ -84,8 +84,8 @@ def sample(image: Any, shape: Any, kernel: str) -> Any:
     """uint8[*shape, 3] of uint8[h, w, 3] with a 'bilinear' or 'bicubic' kernel, no antialias."""
     tf = tensorflow()
     is_bicubic = kernel == "bicubic"
-    kind = tf.raw_ops.ResizeBicubic if is_bicubic else tf.raw_ops.ResizeBilinear
-    resized = kind(images=image[tf.newaxis], size=shape, half_pixel_centers=True)[0]
+    resize = tf.raw_ops.ResizeBicubic if is_bicubic else tf.raw_ops.ResizeBilinear
+    resized = resize(images=image[tf.newaxis], size=shape, half_pixel_centers=True)[0]
     if is_bicubic:  # this kernel overshoots
         resized = tf.clip_by_value(resized, 0, 255)
     return tf.cast(resized + 0.5, tf.uint8)

@@ -29,7 +29,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Self
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -66,12 +65,6 @@ def conv_general_dilated(
         elif device_kind() in _WRITES_ZEROS:
             return _conv_with_zeros(strides, sides, x, kernel)
     return lax.conv_general_dilated(x, kernel, strides, padding, **others)
-
-
-def conv_on_cpus(x: jax.Array, kernel: jax.Array, *where: Any, **others: Any) -> jax.Array:
-    """`conv_general_dilated` on CPUs; elsewhere XLA's own form, which TPUs were measured with."""
-    conv = conv_general_dilated if device_kind() == "cpu" else lax.conv_general_dilated
-    return conv(x, kernel, *where, **others)
 
 
 def _is_plain(
@@ -142,30 +135,6 @@ def conv_by_products(
     pixels = jnp.concatenate(seen, -1).reshape(-1, len(taps) * x.shape[-1])
     weights = jnp.concatenate([kernel[i, j] for i, j in taps])
     return (pixels @ weights).reshape(len(x), height, width, -1)
-
-
-class Doubling(nn.ConvTranspose):
-    """flax's with a bias, 2x2 windows and a stride of 2: [b, h, w, c] to [b, 2h, 2w, features].
-
-    On CPUs it is a product. XLA's gradient in the kernel took 44 s for 256 regions of 14x14 cells
-    and 256 channels.
-    """
-
-    kernel_size: Any = (2, 2)
-    strides: Any = (2, 2)
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        if device_kind() != "cpu":
-            return super().__call__(x)
-        b, h, w, c = x.shape
-        kernel = self.param("kernel", self.kernel_init, (2, 2, c, self.features), self.param_dtype)
-        bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype)
-        x, kernel, bias = (value.astype(self.dtype or x.dtype) for value in (x, kernel, bias))
-        # The kernel's last row and column make the first of the new pixels.
-        y = x @ kernel[::-1, ::-1].transpose(2, 0, 1, 3).reshape(c, -1)
-        y = y.reshape(b, h, w, 2, 2, -1).transpose(0, 1, 3, 2, 4, 5)
-        return y.reshape(b, 2 * h, 2 * w, -1) + bias
 
 
 @dataclasses.dataclass(frozen=True)

@@ -114,3 +114,14 @@ def init_kernel(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array
     """Draws the plain stem's kernel and converts it: both stems begin as the same function."""
     plain_shape = (7, 7, shape[2] // 4, shape[3])
     return convert_kernel(nn.initializers.lecun_normal()(key, plain_shape, dtype))
+
+
+def unfold_kernel(kernel: np.ndarray) -> np.ndarray:
+    """Converts the space-to-depth stem's kernel to a plain convolution's, dtype kept.
+
+    [4, 4, 4 * C, F] to [8, 8, C, F]: stride 2 and padding (4, 2) on images then give the same
+    result. The first row and column are 0, and the rest is the kernel that
+    `space_to_depth.convert_kernel` got, unless this stem was trained.
+    """
+    c, f = kernel.shape[2] // 4, kernel.shape[3]
+    return kernel.reshape(4, 4, 2, 2, c, f).transpose(0, 2, 1, 3, 4, 5).reshape(8, 8, c, f)

@@ -7,25 +7,28 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from common import console, pools
+from common import cli, pools
+
+MOST_SHARDS = 99_999  # files of a split: their names have five digits
+MOST_WORKERS = 4096
 
 FEW = 20_000  # training images: fewer are fine-tuned
 
 
-def add_out(parser: console.Parser) -> None:
+def add_out(parser: cli.Parser) -> None:
     """Adds --out."""
     about = "folder for the records, local or gs://bucket/folder"
-    parser.add_argument("--out", required=True, type=console.path, help=about)
+    parser.add_argument("--out", required=True, type=cli.path, help=about)
 
 
-def parse_out(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
+def parse_out(parser: cli.Parser, argv: Sequence[str]) -> argparse.Namespace:
     """The arguments of a preparation that has --out and no other."""
     add_out(parser)
     return parser.parse_args(argv)
 
 
 def parse_images(
-    parser: console.Parser,
+    parser: cli.Parser,
     argv: Sequence[str],
     shards: dict[str, str],
     quality: str,
@@ -38,12 +41,12 @@ def parse_images(
     """
     add = parser.add_argument
     add_out(parser)
-    add("--seed", type=console.integer(0), default=0, help="of the order and the splits (0)")
+    add("--seed", type=cli.integer(0), default=0, help="of the order and the splits (0)")
     for flag, usual in shards.items():
-        add(f"--{flag}", type=console.integer(1, console.MOST_SHARDS), metavar="N", help=usual)
-    add("--quality", type=console.integer(1, 100), help=f"of re-encoded JPEGs ({quality})")
+        add(f"--{flag}", type=cli.integer(1, MOST_SHARDS), metavar="N", help=usual)
+    add("--quality", type=cli.integer(1, 100), help=f"of re-encoded JPEGs ({quality})")
     threads = "threads (one per core; 8 each if the input is gs://)"
-    add("--workers", type=console.integer(1, console.MOST_WORKERS), help=threads)
+    add("--workers", type=cli.integer(1, MOST_WORKERS), help=threads)
     add("--overwrite", action="store_true", help="delete other records in --out first")
     args = parser.parse_args(argv)
     inputs = {flag: getattr(args, flag) for flag in flags if getattr(args, flag)}

@@ -5,8 +5,8 @@ import os
 from typing import NamedTuple, Self
 
 from common import limits, pools
-from common.data.shards import tensorflow
 from common.preparation import sources
+from common.tensorflow import tensorflow
 from common.text import decoded
 
 

@@ -8,7 +8,7 @@ subtract 1. benchmarks/detection/preparation/examples.py has the COCO schema, th
 from collections.abc import Iterable
 from typing import Any
 
-from common.data.shards import tensorflow
+from common.tensorflow import tensorflow
 
 
 def example(

@@ -18,10 +18,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
 
-from common import console, limits, pools
-from common.data.shards import tensorflow
+from common import cli, limits, pools
 from common.errors import INVALID, UserError, one_line
 from common.images import photos
+from common.progress import ProgressBar
+from common.tensorflow import tensorflow
 
 SUFFIXES = (".jpeg", ".jpg", ".png")
 
@@ -150,7 +151,7 @@ def _walk(root: str, pool: futures.Executor) -> Iterator[tuple[str, int, int]]:
     def entries(folder: str) -> list[tuple[str, Any]]:
         path = os.path.join(root, folder)
         for name in () if "://" in root else os.listdir(path):
-            if not console.is_utf8(name):  # TensorFlow cannot read it
+            if not cli.is_utf8(name):  # TensorFlow cannot read it
                 problem = f"holds {os.fsencode(name)!r}, whose name is not UTF-8"
                 raise SourceError(f"{path!r} {problem}: rename the file")
         names = [name.rstrip("/") for name in gfile.listdir(path)]
@@ -203,7 +204,7 @@ def images(source: Source, sniff: bool, workers: int) -> Source:
         return "" if photos.looks_like_image(head) else photos.unknown(head)
 
     reasons = []
-    progress = console.ProgressBar(f"looking at {source.path}", len(files), "files")
+    progress = ProgressBar(f"looking at {source.path}", len(files), "files")
     with pools.Threads(workers) as pool:
         texts = pools.ordered(pool, reason, files, 4 * workers) if sniff else map(reason, files)
         for text in texts:
@@ -232,7 +233,7 @@ def _tar_files(path: str, workers: int) -> list[File]:
     members = [*_members(path)]
     files = [file for file in members if not file.name.endswith(".tar")]
     inner = [file for file in members if file.name.endswith(".tar")]
-    progress = console.ProgressBar(f"indexing {path}", len(inner), "inner archives")
+    progress = ProgressBar(f"indexing {path}", len(inner), "inner archives")
     with pools.Threads(workers) as pool:
         nested = pools.ordered(pool, lambda tar: [*_members(path, tar)], inner, 4 * workers)
         for members in nested:
@@ -257,7 +258,7 @@ def _members(path: str, inner: File | None = None) -> Iterator[File]:
                     if info.offset_data > end:
                         break  # into the outer tar
                     last = info.name
-                    if not console.is_utf8(last):
+                    if not cli.is_utf8(last):
                         problem = f"holds {os.fsencode(last)!r}, whose name is not UTF-8"
                         raise SourceError(f"{archive} {problem}: unpack it, and rename the file")
                     folder, base = os.path.split(last)

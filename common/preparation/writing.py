@@ -1,7 +1,7 @@
-"""Plans the shards of a data set, writes those that are missing, and describes them in a manifest.
+"""Plans the shards of a data set, writes those that are missing, and describes them.
 
 OUT/prepare_state/ has plan.json, which says what the folder is for, and a summary of each finished
-shard, which becomes a part of the manifest. A shard without its summary is written again.
+shard, which becomes a part of the data manifest. A shard without its summary is written again.
 """
 
 import collections
@@ -19,12 +19,12 @@ import numpy as np
 import PIL
 from PIL import features
 
-from common import console, pools
-from common.data import files, records
-from common.data.shards import tensorflow
+from common import pools
+from common.data import data_manifest, records, storage
 from common.errors import DataError, UserError, parse_json, visible
-from common.images.manifest import repeated_images
 from common.preparation.sources import Source, SourceError
+from common.progress import ProgressBar
+from common.tensorflow import tensorflow
 
 _SHARD_BYTES = 128 << 20  # large enough for object stores, small enough for a shuffle of files
 FACTS = ("examples", "bytes", "sha256")  # of a shard
@@ -40,25 +40,25 @@ class State:
     def __init__(self, out: str):
         """`out` is the output folder; it need not exist."""
         self.out = out
-        self._folder = os.path.join(out, files.STATE)
+        self._folder = os.path.join(out, data_manifest.STATE)
 
     def read(self, name: str) -> Any:
         """Reads the JSON document `name`; None if it is missing or damaged."""
         try:
-            return parse_json(files.read(os.path.join(self._folder, name)) or b"null")
+            return parse_json(storage.read(os.path.join(self._folder, name)) or b"null")
         except ValueError:
             return None
 
     def write(self, name: str, content: Any) -> None:
         """Writes the JSON document `name`."""
-        files.write(os.path.join(self._folder, name), [json.dumps(content).encode()])
+        storage.write(os.path.join(self._folder, name), [json.dumps(content).encode()])
 
     def claim(self, plan: dict[str, dict[str, Any]], overwrite: bool) -> None:
         """Writes plan.json, {"settings": {...}, "input": {flag: stamp}}, and deletes partial files.
 
         UserError if the folder holds records of another plan, which only `overwrite` deletes.
         """
-        old, existing = self.read(files.PLAN), self._first_file()
+        old, existing = self.read(data_manifest.PLAN), self._first_file()
         if existing and old != plan and not overwrite:
             problem = f"already holds {existing}"
             if old:
@@ -71,20 +71,22 @@ class State:
             raise UserError(f"{self.out} {problem}; choose another --out, or --overwrite")
         if old != plan:
             command = ["python", "-m", "scripts.prepare", *sys.argv[1:]]
-            self.write(files.COMMAND, shlex.join(command))  # first: it ends what is interrupted
-            self.write(files.PLAN, None)  # without a manifest it marks an unfinished folder
-            self.remove_manifest()
+            self.write(
+                data_manifest.COMMAND, shlex.join(command)
+            )  # first: it ends what is interrupted
+            self.write(data_manifest.PLAN, None)  # without a manifest it marks an unfinished folder
+            self.remove_data_manifest()
             records.remove_shards(self.out)
-            for name in records.list_folder(self._folder):
-                if name not in (files.PLAN, files.COMMAND):
+            for name in storage.list_folder(self._folder):
+                if name not in (data_manifest.PLAN, data_manifest.COMMAND):
                     tensorflow().io.gfile.remove(os.path.join(self._folder, name))
-            self.write(files.PLAN, plan)
+            self.write(data_manifest.PLAN, plan)
         records.remove_unfinished(self.out)
         records.remove_unfinished(self._folder)
 
-    def remove_manifest(self) -> None:
-        """Deletes the manifest, which describes a complete set."""
-        path = os.path.join(self.out, files.MANIFEST)
+    def remove_data_manifest(self) -> None:
+        """Deletes the data manifest, which describes a complete set."""
+        path = os.path.join(self.out, data_manifest.FILE_NAME)
         if tensorflow().io.gfile.exists(path):
             tensorflow().io.gfile.remove(path)
 
@@ -99,12 +101,16 @@ class State:
         """The name of a shard or manifest in the output folder; '' if it has neither."""
         if shards := records.existing_shards(self.out):
             return shards[0]
-        return files.MANIFEST if files.MANIFEST in records.list_folder(self.out) else ""
+        return (
+            data_manifest.FILE_NAME
+            if data_manifest.FILE_NAME in storage.list_folder(self.out)
+            else ""
+        )
 
     def finished(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
         """The summaries of the shards that are there and not cut short, by name."""
         existing = sorted({*records.existing_shards(self.out)} & {*names})
-        sizes = files.sizes([os.path.join(self.out, name) for name in existing])
+        sizes = storage.sizes([os.path.join(self.out, name) for name in existing])
         with pools.Threads(16) as pool:
             summaries = list(pool.map(lambda name: self.read(f"{name}.json"), existing))
         rows = zip(existing, sizes, summaries, strict=True)
@@ -150,8 +156,8 @@ def write(
         state.write(f"{name}.json", results[name])
 
     if unfinished:
-        state.remove_manifest()
-        progress = console.ProgressBar("writing", sum(len(planned[n][1]) for n in unfinished))
+        state.remove_data_manifest()
+        progress = ProgressBar("writing", sum(len(planned[n][1]) for n in unfinished))
         with pools.Threads(workers) as pool, pools.Threads(writers) as writer_pool:
             tasks = [writer_pool.submit(write_one, name) for name in unfinished]
             pools.all_done(tasks, stop)
@@ -160,7 +166,7 @@ def write(
 
 
 def _write_shard(
-    path: str, examples: Iterable[Example], progress: console.ProgressBar, stop: threading.Event
+    path: str, examples: Iterable[Example], progress: ProgressBar, stop: threading.Event
 ) -> dict[str, Any]:
     """Writes a shard; returns its summary. It ends with an error when `stop` is set."""
     classes: collections.Counter[int] = collections.Counter()
@@ -209,13 +215,13 @@ def tools() -> dict[str, str]:
     return {"pillow": PIL.__version__, "libjpeg": str(features.version("libjpeg_turbo"))}
 
 
-def manifest(
+def manifest_content(
     head: dict[str, Any],
     classes: dict[int, dict[str, Any]],
     results: Sequence[dict[str, Any]],
     left_out: Iterable[tuple[str, str]] = (),
 ) -> dict[str, Any]:
-    """The content of manifest.json, which begins with `head`.
+    """The content of a data manifest, which begins with `head`.
 
     `classes` has facts about each label, to which its number of examples in each split is added.
     `results` are from `write`; `left_out` has (path, reason) of other files that were left out.
@@ -241,47 +247,42 @@ def manifest(
 
 def report(content: dict[str, Any]) -> None:
     """Prints the first images that were left out, and the first ones that were re-encoded."""
-    for key, title, most in (("left_out", "left out", 20), ("re_encoded", "re-encoded", 5)):
+    for key, title, limit in (("left_out", "left out", 20), ("re_encoded", "re-encoded", 5)):
         rows = content[key]
-        for row in rows[:most]:
+        for row in rows[:limit]:
             print(visible(f"{title}: {row['file']}: {row['reason']}"))
-        if len(rows) > most:
-            print(f"{title}: {len(rows) - most:,} more; all are in {files.MANIFEST}")
-
-
-def report_repeated(results: Sequence[Mapping[str, Any]]) -> None:
-    """Prints which images there are several times in the shards; `results` are from `write`."""
-    seen = [(*row, shard["split"]) for shard in results for row in shard.get("digests", ())]
-    if seen:
-        digests, labels, paths, splits = map(np.array, zip(*seen, strict=True))
-        for line in repeated_images(digests, labels, splits, lambda i: str(paths[i])):
-            print(visible(f"warning: {line}"))
+        if len(rows) > limit:
+            print(f"{title}: {len(rows) - limit:,} more; all are in {data_manifest.FILE_NAME}")
 
 
 def is_complete(out: str, *others: str) -> bool:
-    """Whether a folder has the shards that its manifest lists, no other ones, and `others`."""
+    """Whether a folder has the shards that its data manifest lists, no other ones, and `others`."""
     if not all(tensorflow().io.gfile.exists(os.path.join(out, name)) for name in others):
         return False
     try:
-        content = parse_json(files.read_manifest(out) or b"{}")
+        content = parse_json(data_manifest.read_bytes(out) or b"{}")
     except (ValueError, DataError):  # damaged, or unfinished
         return False
     shards = [row for split in content.get("splits", {}).values() for row in split["shards"]]
     if {row["name"] for row in shards} != {*records.existing_shards(out)}:
         return False
-    sizes = files.sizes([os.path.join(out, row["name"]) for row in shards])
+    sizes = storage.sizes([os.path.join(out, row["name"]) for row in shards])
     return bool(shards) and sizes == [row["bytes"] for row in shards]
 
 
-def save_manifest(out: str, content: dict) -> None:
-    """Writes manifest.json, with the digest of its splits, unless it has this content already."""
+def save_data_manifest(out: str, content: dict) -> None:
+    """Writes the data manifest, with the digest of its splits, unless it is there already."""
     if "splits" in content:
-        content = content | {files.DIGEST: files.splits_digest(content["splits"])}
-    save(out, files.MANIFEST, json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n")
+        content = content | {data_manifest.DIGEST: data_manifest.splits_digest(content["splits"])}
+    save(
+        out,
+        data_manifest.FILE_NAME,
+        json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n",
+    )
 
 
 def save(out: str, name: str, data: bytes) -> None:
     """Writes a file completely or not at all, unless it has this content already."""
     path = os.path.join(out, name)
-    if files.read(path) != data:
-        files.write(path, [data])
+    if storage.read(path) != data:
+        storage.write(path, [data])

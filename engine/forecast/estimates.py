@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from common.console import hms
+from common.progress import hms
 from engine.forecast import kernels
 from engine.forecast.program import Program
 from engine.forecast.topology import Topology, machines

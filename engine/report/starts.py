@@ -12,7 +12,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from common import entry
-from common.console import hms
+from common.progress import hms
 from engine import environment, sharding
 from engine.forecast import topology
 

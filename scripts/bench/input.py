@@ -32,13 +32,13 @@ from etils import epath
 
 import input_pipeline
 from benchmarks.resnet.records import open_records
-from common import console, entry
+from common import cli, entry
 from common.data import files, records
 from common.data.order import Order
-from common.data.shards import tensorflow
 from common.errors import ConfigError
 from common.images.input_spec import IMAGENET_UNIT
 from common.preparation import schema
+from common.tensorflow import tensorflow
 from engine import environment
 from scripts.bench.peers import on_torch
 
@@ -142,9 +142,7 @@ def turn(name: str, folder: str, flags: argparse.Namespace) -> float:
 
 
 def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = console.Parser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     text = "folder of train-* records in ImageNet's schema"
     parser.add_argument("--data", required=True, help=text)
     sizes = {"images": 1000, "size": 224, "batch": 128, "rounds": 3, "batches": 8}

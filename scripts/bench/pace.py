@@ -14,7 +14,8 @@ import jax
 from absl import app, flags
 
 import main as program
-from common import console, entry
+from common import entry
+from common.progress import duration
 from engine import compiler, devices, environment, sharding
 from engine.plan import Programs, evaluated_weights, make_plan, read_settings
 from scripts.bench import batches
@@ -40,7 +41,7 @@ def main(argv: Any) -> None:
     step()
     seconds, steps = time.monotonic() - started, plan.total_steps
     text = f"on this machine: {seconds:.3g} s/step measured, {steps:,} steps"
-    print(f"{text}: about {console.duration(steps * seconds)}", flush=True)
+    print(f"{text}: about {duration(steps * seconds)}", flush=True)
     state = programs.initial_state(plan)
     count = -(-benchmark.open("eval") // settings.eval_batch_size)
     stream = benchmark.eval_batches(settings.eval_batch_size, 0, 1)
@@ -51,7 +52,7 @@ def main(argv: Any) -> None:
     jax.block_until_ready(predict(*evaluated_weights(state), arrays))
     total = steps * seconds + plan.evaluations * count * (time.monotonic() - started)
     text += f" and {plan.evaluations:,} evaluations"
-    print(f"{text}: about {console.duration(total)}", flush=True)
+    print(f"{text}: about {duration(total)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from commands import preflight
-from common import console, entry
+from common import cli, entry
 from engine.forecast import topology
 from engine.forecast.topology import Chip
 from engine.plan import read_settings
@@ -75,11 +75,11 @@ def table(costs: Costs) -> str:
 
 
 def _flags(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = console.Parser(prog="parts", description=console.summary(__doc__))
+    parser = cli.Parser(prog="parts", description=cli.summary(__doc__))
     add = parser.add_argument
     add("--config", required=True, metavar="NAME", help="a file in configs/, with :ARGUMENT")
     add("--tpu", required=True, help="slices, named as for --mode=preflight")
-    add("--batch_per_device", type=console.integer(1), required=True, metavar="N")
+    add("--batch_per_device", type=cli.integer(1), required=True, metavar="N")
     add("--parts", required=True, metavar="NAMES", help="scopes, separated by commas")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the config")
     return parser.parse_args(argv)

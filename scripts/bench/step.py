@@ -29,7 +29,7 @@ from etils import epath
 
 from benchmarks.base import HostBatch
 from commands import preflight
-from common import console, entry
+from common import cli, entry
 from common.errors import ConfigError
 from engine import compiler, devices, environment, sharding
 from engine import recipe as recipes
@@ -229,9 +229,7 @@ def read_config(flags: argparse.Namespace) -> Any:
 
 
 def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = console.Parser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--tpu", default="", help="estimate for these slices, named as for --mode=preflight")
     add("--peer", nargs="?", const="plain", choices=_PEERS, help="compare with a peer")

@@ -22,7 +22,7 @@ from typing import Any
 from etils import epath
 
 from benchmarks import mlperf
-from common import console, entry
+from common import cli, entry
 from common.errors import UserError, one_line, parse_json
 from scripts.mlperf import logs
 from scripts.mlperf.results import REQUEST_FILE, find
@@ -172,7 +172,7 @@ class _Messages(logging.Handler):
 
 def main(argv: list[str] | None = None) -> int:
     """Prints the verdicts; returns the exit code: 1 if one is FAIL."""
-    parser = console.Parser(
+    parser = cli.Parser(
         prog="python -m scripts.mlperf.check",
         allow_abbrev=False,
         description="Runs MLPerf's checkers over results and prints a verdict; see docs/mlperf.md.",

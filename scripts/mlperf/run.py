@@ -19,7 +19,7 @@ from etils import epath
 
 from benchmarks import mlperf
 from benchmarks.mlperf import Entry
-from common import console, entry, keys
+from common import cli, entry, keys
 from common.errors import ConfigError, UserError, one_line, parse_json
 from engine import environment, locations, recipe
 from engine.cluster import hosts
@@ -163,7 +163,7 @@ def _init_from(name: str, names: Sequence[str], env: Mapping[str, str]) -> str:
     return own.init_default if is_of_another else chosen or own.init_default
 
 
-def _parser() -> console.Parser:
+def _parser() -> cli.Parser:
     entries = mlperf.entries()
     lines = [f"  {MODEL_DIR}: {_MEANING}"]
     lines += [
@@ -176,7 +176,7 @@ def _parser() -> console.Parser:
         if one.init_variable
     ]
     footer = "Other flags are main.py's and override the script's: --config.mlperf.org=NAME."
-    parser = console.Parser(
+    parser = cli.Parser(
         prog="run_and_time.sh",
         usage="%(prog)s [NAME ...] [flags]",
         allow_abbrev=False,
@@ -189,9 +189,9 @@ def _parser() -> console.Parser:
     about = "another way to give NAME; default: all whose data variables are set"
     add("--benchmark", choices=[*entries], action="append", default=[], help=about)
     add("--config", metavar="FILE[:NAME]", help="the recipe, in configs/")
-    add("--runs", metavar="N", type=console.integer(1, 10_000), help="runs of each benchmark")
+    add("--runs", metavar="N", type=cli.integer(1, 10_000), help="runs of each benchmark")
     about = "determines the runs' seeds; default: random for every folder"
-    add("--seed", metavar="N", type=console.integer(0), help=about)
+    add("--seed", metavar="N", type=cli.integer(0), help=about)
     for name, type_of in _HOST_FLAGS.items():
         add(f"--{name}", type=type_of, help="of a run on several hosts, as for main.py")
     return parser

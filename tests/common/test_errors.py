@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from common import errors
-from common.data.shards import tensorflow
 from common.errors import OutputError, one_line, parse_json
+from common.tensorflow import tensorflow
 from engine import environment
 from engine.report.history import History
 from engine.report.writers import Reporter

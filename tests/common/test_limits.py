@@ -5,7 +5,7 @@ import os
 import pytest
 
 from common import limits
-from common.data import files
+from common.data import data_manifest, files
 from common.errors import DataError
 
 
@@ -22,4 +22,4 @@ def test_what_is_no_file_is_not_read(tmp_path, monkeypatch):
         with pytest.raises(DataError, match=f"/{name} is a folder, a pipe or a device"):
             files.find(str(tmp_path), f"{name}*", "records")
     os.mkfifo("manifest.json")
-    assert files.read_manifest(str(tmp_path)) is None
+    assert data_manifest.read_bytes(str(tmp_path)) is None

@@ -1,13 +1,12 @@
 """Text: its encoding, where lines end and how long they may be, and names that look alike."""
 
 import io
-import unicodedata
 
 import pytest
 
 from common import limits
 from common.errors import DataError
-from common.text import alike, decoded, limited_lines, normal_name, text_lines
+from common.text import decoded, limited_lines, text_lines
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
@@ -29,16 +28,6 @@ def test_other_encodings_are_refused_with_the_line_and_the_command_that_converts
         decoded("a".encode("utf-16") + b"x", "N")
     with pytest.raises(DataError, match="^N, line 7 is not UTF-8"):  # it is within other text
         decoded("a".encode("utf-16"), "N", line=7)
-
-
-def test_names_that_look_the_same_have_one_form():
-    name = "Jos\u00e9 Ramos"
-    assert normal_name(unicodedata.normalize("NFD", f" {name}")) == name
-    assert normal_name("\ufeffJos\u00e9\u00a0 Ramos\t") == name
-    assert normal_name("Jo\u200bse\u2060\u0301 Ra\u00admos\u200e") == name
-    assert normal_name("\u06cc\u200c\u0631") == "\u06cc\u200c\u0631"  # it parts letters of Persian
-    assert normal_name("Cat") != normal_name("cat")
-    assert alike(["Cat", "dog", "cat ", "Cat", "\uff23at"]) == [["Cat", "cat ", "\uff23at"]]
 
 
 def test_only_line_feeds_and_carriage_returns_end_the_lines_of_a_list():

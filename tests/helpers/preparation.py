@@ -14,8 +14,8 @@ from ml_collections import config_flags
 
 import benchmarks
 from common.data import records
-from common.data.shards import tensorflow
 from common.preparation.folders import Folder
+from common.tensorflow import tensorflow
 from scripts import prepare
 
 

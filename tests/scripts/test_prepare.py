@@ -9,9 +9,9 @@ import types
 import pytest
 
 from benchmarks.ncf.preparation import interactions, recognise
-from common.data import files
-from common.preparation import downloads, folders
-from scripts import prepare
+from common.data import storage
+from common.preparation import folders
+from scripts import prepare, public_sets
 from tests.test_main import ROOT
 
 
@@ -35,7 +35,7 @@ def test_the_list_of_preparations(argv, code, capsys):
 
 @pytest.mark.parametrize(
     ("argv", "names"),
-    [(["movies", "--out=x"], prepare.PREPARATIONS), (["download", "wmt"], downloads.SETS)],
+    [(["movies", "--out=x"], prepare.PREPARATIONS), (["download", "wmt"], public_sets.SETS)],
 )
 def test_an_unknown_name_takes_one_line(argv, names, capsys):
     with pytest.raises(SystemExit) as leaving:
@@ -59,7 +59,7 @@ def test_a_public_set_is_prepared_as_a_path(monkeypatch, tmp_path, capsys):
     """With the flags of the set, then those that were typed."""
     for language, text in (("de", "Ein Hund.\n" * 20), ("en", "A dog.\n" * 20)):
         (tmp_path / f"train.{language}").write_text(text)
-    monkeypatch.setattr(downloads, "get", lambda name: str(tmp_path))
+    monkeypatch.setattr(public_sets, "get", lambda name: str(tmp_path))
     prepare.main(["download", "multi30k", "--dry_run", f"--out={tmp_path}/../out", "--seed=7"])
     (line,) = re.findall("^with: (.*)", capsys.readouterr().out, re.MULTILINE)
     assert "--source_language=de --seed=7 " in line and f"--train_source={tmp_path}/train." in line
@@ -93,8 +93,8 @@ class Stub(types.SimpleNamespace):
         return parser.parse_args(argv)
 
     def prepare(self, args):
-        files.write(f"{args.out}/train-00000-of-00001", [json.dumps(vars(args)).encode()])
-        files.write(f"{args.out}/manifest.json", [b"{}"])
+        storage.write(f"{args.out}/train-00000-of-00001", [json.dumps(vars(args)).encode()])
+        storage.write(f"{args.out}/manifest.json", [b"{}"])
         return (
             f"1 image is in {args.out}; train on them: python main.py --config.data_dir={args.out}"
         )
@@ -118,8 +118,8 @@ def data(tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     for i in range(30):
-        files.write(f"my photos/set/{i % 2}/{i}.png", [b"x"])
-    files.write("my photos/README", [b"x"])
+        storage.write(f"my photos/set/{i % 2}/{i}.png", [b"x"])
+    storage.write("my photos/README", [b"x"])
     return tmp_path
 
 
@@ -151,7 +151,7 @@ def test_a_path_is_prepared_and_its_command_printed(data, capsys):
     assert code == 0 and lines[-1].endswith(f"are ready; train on them: {command}")
     (records.parent / "manifest.json").unlink()  # interactions have none
     assert typed(capsys, "data/my-photos")[0:2] == (0, lines)
-    files.write(f"{records.parent}/prepare_state/plan.json", [b"{}"])
+    storage.write(f"{records.parent}/prepare_state/plan.json", [b"{}"])
     code, _, (line,) = typed(capsys, "data/my-photos")
     assert code == 1 and "unfinished records" in line
 
@@ -185,11 +185,11 @@ def test_an_archive_is_unpacked(data, capsys):
 def test_a_path_on_gs(data, gcs, capsys):
     root = gcs.bucket()
     for name in ("photos/a/1.png", "photos/b/1.png", "set.zip"):
-        files.write(f"{root}/{name}", [b"x"])
+        storage.write(f"{root}/{name}", [b"x"])
     code, lines, _ = typed(capsys, f"{root}/photos/", f"--out={root}/out", "--untimed")
     assert (code, lines[-1]) == (0, f"python main.py --config.data_dir={root}/out")
     assert (
-        json.loads(files.read(f"{root}/out/train-00000-of-00001") or "")["train"]
+        json.loads(storage.read(f"{root}/out/train-00000-of-00001") or "")["train"]
         == f"{root}/photos"
     )
     code, _, (line,) = typed(capsys, f"{root}/set.zip")
@@ -204,7 +204,7 @@ def test_a_path_on_gs(data, gcs, capsys):
 )
 def test_two_formats(labels, form, name, data, capsys):
     for i in range(labels):
-        files.write(f"my photos/set/{i}.json", [b"{}"])
+        storage.write(f"my photos/set/{i}.json", [b"{}"])
     flags = [f"--as={form}"] if form else []
     code, lines, errors = typed(capsys, "my photos", "--dry_run", *flags)
     if name:
@@ -248,12 +248,12 @@ def test_photos_in_a_folder_of_data(data, capsys):
 def test_refusals(argv, part, data, capsys):
     (data / "empty").mkdir()
     for name in ("notes/a.DOC", "notes/b.doc", "notes/c"):
-        files.write(name, [b"x"])
+        storage.write(name, [b"x"])
     for name in ("nested/a/b.zip", "flat/a.jpg", "flat/b.JPG"):
-        files.write(name, [b"x"])
-    files.write("title.csv", [b"our shop\nuser,item\n" + b"1,2\n" * 9])
-    files.write("plain.csv", [b"a,b\n" + b"x,y\n" * 9])
-    files.write("langs.csv", [b"id,of,left,right\n" + b"1,en,a long text,another text\n" * 9])
+        storage.write(name, [b"x"])
+    storage.write("title.csv", [b"our shop\nuser,item\n" + b"1,2\n" * 9])
+    storage.write("plain.csv", [b"a,b\n" + b"x,y\n" * 9])
+    storage.write("langs.csv", [b"id,of,left,right\n" + b"1,en,a long text,another text\n" * 9])
     before = sorted(data.rglob("*"))
     code, _, (line,) = typed(capsys, *argv)
     assert code == 2 and line.startswith("prepare") and part in line

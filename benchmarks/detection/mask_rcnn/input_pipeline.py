@@ -29,9 +29,10 @@ from benchmarks.detection.records import (
     keep_largest,
 )
 from common.data.decoding import Batch, Reader
-from common.data.shards import Shards, tensorflow
+from common.data.shards import Shards
 from common.images import pixels
 from common.layers import space_to_depth
+from common.tensorflow import tensorflow
 from input_pipeline import normalize
 
 

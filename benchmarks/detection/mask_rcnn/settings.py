@@ -8,9 +8,9 @@ from benchmarks.detection import settings
 from benchmarks.detection.mask_rcnn.losses import Sampling
 from benchmarks.detection.mask_rcnn.models import AnchorGenerator
 from benchmarks.detection.settings import Channels
-from common.data.shards import tensorflow
 from common.errors import ConfigError
 from common.keys import Share
+from common.tensorflow import tensorflow
 
 Side = Annotated[int, "[1, 16384]"]
 Overlap = Annotated[float, "(0, 1]"]

@@ -13,8 +13,8 @@ from benchmarks.detection.mask_scoring import encode_mask
 from benchmarks.detection.records import Image
 from benchmarks.detection.use import DetectorUses, photo_sides, scaled_photo
 from benchmarks.uses import Detection
-from common.data.shards import tensorflow
 from common.layers import space_to_depth
+from common.tensorflow import tensorflow
 
 
 class MaskRcnnUses(DetectorUses):

@@ -17,7 +17,8 @@ from common.data import records
 from common.errors import parse_json, visible
 from common.preparation import holdout, sources
 from common.preparation.folders import Folder
-from common.text import alike, decoded, normal_name
+from common.similar_names import alike, normal_name
+from common.text import decoded
 
 LABEL_FORMATS = (*FORMATS, "tfrecords")  # the values of --labels
 _Inputs = dict[str, sources.Source]

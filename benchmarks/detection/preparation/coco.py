@@ -21,11 +21,12 @@ from benchmarks.detection import coco
 from benchmarks.detection.coco import Annotations
 from benchmarks.detection.preparation import examples
 from benchmarks.detection.preparation.annotations import LABEL_FORMATS, read_annotations
-from common import console, foreign
+from common import cli, foreign
 from common.data import records
 from common.errors import UserError, count, some, visible
 from common.images import photos
 from common.preparation import arguments, holdout, sources, writing
+from common.preparation.duplicates import report_repeated
 
 KIND = "detection"  # in the manifest
 SCORED = "instances_val2017.json"  # in OUT, whatever the name of the input
@@ -36,9 +37,9 @@ _USUAL = {"train": 256, "val": 32}  # files of COCO, as Google made them
 Splits = dict[str, examples.Split]
 
 
-def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
+def parse(parser: cli.Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Reads the arguments without reading files; exits with status 2 if one is invalid."""
-    add, path = parser.add_argument, console.path
+    add, path = parser.add_argument, cli.path
     add("--train_images", required=True, type=path, help="zip or folder, local or gs://")
     add("--val_images", type=path, help="zip or folder; own images: that of training by default")
     add("--annotations", type=path, help="COCO's: zip or folder with instances_*2017.json")
@@ -103,12 +104,12 @@ def prepare(args: argparse.Namespace) -> str:
         found += coco.weaknesses(split.annotations, args.masks) if name == "train" else []
         for _, text, fix in found:
             print(visible(f"warning: {name}: {text}: {fix}"))
-    writing.report_repeated(results)
+    report_repeated(results)
     images = content["splits"]["train"]["examples"]
     if not images:
         raise UserError("none of the training images can be used")
     writing.save(args.out, SCORED, scored)
-    writing.save_manifest(args.out, content)
+    writing.save_data_manifest(args.out, content)
     if images < arguments.FEW:
         recipe = "mask_rcnn" if args.masks else "ssd"
         keys = arguments.keys(**arguments.fitted(images, *_SMALL[recipe]))
@@ -185,7 +186,7 @@ def _manifest(
         number: {"label": label, "id": number, "name": name}
         for label, (number, name) in enumerate(categories, 1)
     }
-    content = writing.manifest(head, rows, results)
+    content = writing.manifest_content(head, rows, results)
     for name, split in splits.items():
         boxes = {
             "dropped": len(split.shares) - len(split.objects),

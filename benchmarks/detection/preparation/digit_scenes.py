@@ -5,8 +5,8 @@
 
 6,000 images for training and 300 for validation, with 1 to 6 digits each, come from scikit-learn's
 1,797 handwritten digits, without a network. Two of three images are 128 pixels high and 160 wide,
-the others 160 high and 128 wide. Validation shows digits that training never sees: the split is
-that of `common.preparation.digits`. OUT/coco holds the images and annotations as COCO has them:
+the others 160 high and 128 wide. Validation shows digits that training never sees, by the
+split of `common.preparation.sklearn_digits`. OUT/coco holds images and annotations in COCO's form:
 boxes, run-length masks, category ids with gaps; `coco` makes the records, with masks. The same
 versions of NumPy and Pillow give the same bytes. --digits draws these digits only, which are then
 the only categories, and --train_images makes another number of training images: a small task for
@@ -25,9 +25,10 @@ from PIL import Image
 
 from benchmarks.detection import coco as outlines
 from benchmarks.detection.preparation import coco
-from common import console
-from common.data import files
-from common.preparation import arguments, digits, writing
+from common import cli
+from common.data import storage
+from common.preparation import arguments, sklearn_digits, writing
+from common.progress import ProgressBar
 
 COUNTS = {"train": 6000, "val": 300}
 SIZES = ((128, 160), (128, 160), (160, 128))  # height, width; image i has number i modulo 3
@@ -104,8 +105,8 @@ def _enlarge(ink: np.ndarray, height: float) -> np.ndarray:
 
 def write_coco(folder: str, counts: dict[str, int], info: dict[str, Any], chosen: range) -> None:
     """Writes the images to FOLDER/train and FOLDER/val, and then FOLDER/instances_*.json."""
-    images, classes, rows = digits.load()
-    progress = console.ProgressBar("drawing", sum(counts.values()))
+    images, classes, rows = sklearn_digits.load()
+    progress = ProgressBar("drawing", sum(counts.values()))
     for split, count in counts.items():
         of_split = rows["train" if split == "train" else "validation"]
         of_split = of_split[np.isin(classes[of_split], chosen)]
@@ -116,7 +117,7 @@ def write_coco(folder: str, counts: dict[str, int], info: dict[str, Any], chosen
             picture = Image.fromarray(pixels.clip(0, 255).round().astype(np.uint8))
             picture.save(jpeg, "JPEG", quality=90)
             name, (height, width, _) = f"{number:012d}.jpg", pixels.shape
-            files.write(os.path.join(folder, split, name), [jpeg.getvalue()])
+            storage.write(os.path.join(folder, split, name), [jpeg.getvalue()])
             drawn.append({"id": number, "file_name": name, "height": height, "width": width})
             for one in objects:
                 annotations.append({"id": len(annotations) + 1, "image_id": number, **one})
@@ -128,16 +129,16 @@ def write_coco(folder: str, counts: dict[str, int], info: dict[str, Any], chosen
         content = {"info": info, "images": drawn}
         content |= {"categories": categories, "annotations": annotations}
         path = os.path.join(folder, f"instances_{split}.json")
-        files.write(path, [json.dumps(content).encode()])
+        storage.write(path, [json.dumps(content).encode()])
     progress.close()
 
 
-def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
+def parse(parser: cli.Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Reads the arguments; exits with status 2 if one is invalid."""
     arguments.add_out(parser)
-    digits.add_choice(parser)
+    sklearn_digits.add_choice(parser)
     about = f"training images ({COUNTS['train']:,})"
-    number = console.integer(1, 100_000)
+    number = cli.integer(1, 100_000)
     parser.add_argument("--train_images", type=number, default=0, metavar="N", help=about)
     return parser.parse_args(argv)
 
@@ -155,10 +156,10 @@ def prepare(args: argparse.Namespace) -> str:
         f"{arguments.train_command('ssd_digits', out, *arguments.keys(**keys))}"
     )
     start = json.dumps({"info": info})[:-1].encode()
-    scored = files.read(os.path.join(out, coco.SCORED)) or b""
+    scored = storage.read(os.path.join(out, coco.SCORED)) or b""
     if scored.startswith(start) and writing.is_complete(out):
         return f"already complete: {state}"
-    train = files.read(os.path.join(folder, "instances_train.json")) or b""
+    train = storage.read(os.path.join(folder, "instances_train.json")) or b""
     writing.State(out).refuse_others(train.startswith(start[:50]))  # any version, any digits
     print(f"{sum(counts.values()):,} images of digits into {out}, up to 40 s", flush=True)
     write_coco(folder, counts, info, args.digits)
@@ -166,5 +167,5 @@ def prepare(args: argparse.Namespace) -> str:
     for split in counts:
         flags.append(f"--{split}_images={folder}/{split}")
         flags.append(f"--{split}_annotations={folder}/instances_{split}.json")
-    coco.prepare(coco.parse(console.Parser(), flags))
+    coco.prepare(coco.parse(cli.Parser(), flags))
     return f"wrote: {state}"

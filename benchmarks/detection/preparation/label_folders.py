@@ -20,12 +20,13 @@ from PIL import Image
 from benchmarks.detection.coco import is_end, normal
 from benchmarks.detection.preparation import examples, yolo
 from benchmarks.detection.preparation.label_formats import FORMATS, Entry, Reader
-from common import console, limits, pools
+from common import limits, pools
 from common.errors import count, one_line
 from common.images import photos
 from common.preparation.folders import Folder
 from common.preparation.sources import SourceError
 from common.preparation.splits import split_of, whole_split
+from common.progress import ProgressBar
 from common.text import text_lines
 
 # Folders of images and of their labels, by which the paths of the two differ.
@@ -197,7 +198,7 @@ def _in_threads(folder: Folder, work: Callable, names: list[str], unit: str) -> 
     if not names:
         return
     workers = pools.threads(folder.path)
-    progress = console.ProgressBar(f"reading {folder.path}", len(names), unit)
+    progress = ProgressBar(f"reading {folder.path}", len(names), unit)
     with pools.Threads(workers) as pool:
         for value in pools.ordered(pool, work, names, 4 * workers):
             progress.add()

@@ -22,11 +22,11 @@ from xml.etree import ElementTree
 from benchmarks.detection.coco import normal
 from benchmarks.detection.preparation import yolo
 from common import limits
-from common.data.shards import tensorflow
 from common.errors import one_line, parse_json, some
 from common.preparation import splits
 from common.preparation.folders import Folder
 from common.preparation.sources import SourceError
+from common.tensorflow import tensorflow
 from common.text import decoded, text_lines
 
 # What the files of a format begin with.

@@ -18,12 +18,12 @@ from benchmarks.detection.preparation.label_folders import Detected, Labels
 from benchmarks.detection.records import CROWD, LABEL, MASK, SIDES
 from common import limits
 from common.data import records
-from common.data.shards import tensorflow
 from common.errors import count, one_line
 from common.images import photos
 from common.preparation.folders import Folder
 from common.preparation.sources import File, SourceError
 from common.preparation.splits import split_of
+from common.tensorflow import tensorflow
 
 _XMIN, _TEXT = "image/object/bbox/xmin", "image/object/class/text"
 _NAME = re.compile(r"\.(tf)?rec(ords?)?$|-\d{5,}-of-\d{5,}(\.\w+)?$", re.IGNORECASE)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.base import HostBatch, Model, Terms
+from benchmarks.base import BATCH_NORM_AXIS, HostBatch, Model, Terms
 from benchmarks.detection import boxes, records
 from benchmarks.detection.detector import Detector, Leaves, restored
 from benchmarks.detection.ssd import input_pipeline, losses, models, weights
@@ -88,7 +88,7 @@ class Ssd(Detector[records.Source]):
             norm=functools.partial(
                 BatchNorm,
                 momentum=keys.bn_momentum,
-                axis_name=None if keys.bn_span == 1 else "group",
+                axis_name=None if keys.bn_span == 1 else BATCH_NORM_AXIS,
             ),
         )
         if keys.batch_norm == "gram":

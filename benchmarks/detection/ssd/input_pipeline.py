@@ -35,8 +35,8 @@ from benchmarks.detection.ssd.settings import Preprocessing
 from common import hashing
 from common.data.decoding import Batch, Reader
 from common.data.order import Order
-from common.data.shards import tensorflow
 from common.images import pixels
+from common.tensorflow import tensorflow
 from input_pipeline import normalize
 
 # The largest change of the colours: of torchvision's ColorJitter in the SSD reference of MLPerf.

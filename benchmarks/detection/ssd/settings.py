@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 from benchmarks.detection import settings
 from benchmarks.detection.settings import Channels
 from benchmarks.detection.ssd.models import DefaultBoxes, Extra
-from common.data.shards import tensorflow
 from common.errors import ConfigError
 from common.images import pixels
+from common.tensorflow import tensorflow
 
 Side = Annotated[int, "[1, 4096]"]
 

@@ -18,10 +18,10 @@ from benchmarks.detection.ssd import input_pipeline, models
 from benchmarks.detection.ssd.models import PADDING
 from benchmarks.detection.ssd.settings import Settings
 from benchmarks.detection.use import DetectorUses, photo_sides, scaled_photo
-from common.data.shards import tensorflow
+from common.exportable import ExportableProgram
 from common.images.input_spec import IMAGENET
 from common.onnx_graph import PIXELS, Ends, Graph, Resnet
-from common.portable import Program
+from common.tensorflow import tensorflow
 from common.trees import by_name
 from models import EPSILON
 
@@ -47,7 +47,7 @@ class SsdUses(DetectorUses):
         image = scaled_photo(photo, shape, shape, keys.antialias)
         return {"image": image, "size": size}
 
-    def programs(self, params: Any, model_state: Any) -> dict[str, Program]:
+    def programs(self, params: Any, model_state: Any) -> dict[str, ExportableProgram]:
         (program,) = super().programs(params, model_state).values()
         settings, statistics = self._benchmark.settings, model_state["batch_stats"]["backbone"]
         draw = functools.partial(draw_detector, settings, params, statistics)

@@ -24,12 +24,13 @@ from benchmarks.ncf.preparation import values
 from benchmarks.ncf.preparation.recognise import advice, taken
 from benchmarks.ncf.preparation.table_formats import Table, are_lists, open_table
 from benchmarks.ncf.preparation.values import pc
-from common import console
-from common.data import caches, files
-from common.data.shards import tensorflow
+from common import cli
+from common.data import caches, storage
 from common.errors import some
 from common.preparation import arguments, writing
 from common.preparation.sources import SourceError
+from common.progress import duration
+from common.tensorflow import tensorflow
 
 _COLUMNS = ("user", "item", "time")  # of columns
 _SHOWN = 10  # files with a line each
@@ -41,15 +42,15 @@ _PART = 1 << 20  # rows that are written at a time
 _TITLES = ("movies.csv", "movies.dat", "u.item", "books.csv", _ITEMS)  # lists beside the table
 
 
-def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
+def parse(parser: cli.Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Reads the arguments without reading files; exits with status 2 if one is invalid."""
     add, about = parser.add_argument, "tables, also in different formats"
-    add("files", nargs="+", type=console.path, metavar="FILE", help=about)
+    add("files", nargs="+", type=cli.path, metavar="FILE", help=about)
     for what, more in (("user", ""), ("item", ""), ("time", "; none takes the rows' order")):
         about = f"column of the {what}: its name, or its number from 1{more}"
         add(f"--{what}", default="", metavar="COLUMN", help=about)
     about = "table of items and titles (movies.csv, u.item or NAME.item beside the table)"
-    add("--titles", type=console.path, default="", metavar="FILE", help=about)
+    add("--titles", type=cli.path, default="", metavar="FILE", help=about)
     arguments.add_out(parser)
     add("--overwrite", action="store_true", help="replace other ratings in --out")
     args = parser.parse_args(argv)
@@ -123,7 +124,7 @@ def prepare(args: argparse.Namespace) -> str:
     stamps = [[os.path.basename(path), *rest] for path, *rest in caches.file_stamps(args.files)]
     settings = {what: getattr(args, what) for what in (*_COLUMNS, "titles")}
     state, plan = writing.State(args.out), {"settings": settings, "input": {"files": stamps}}
-    if not (state.read("plan.json") or args.overwrite) and files.read(f"{args.out}/{_RATINGS}"):
+    if not (state.read("plan.json") or args.overwrite) and storage.read(f"{args.out}/{_RATINGS}"):
         raise SourceError(f"{args.out} already holds {_RATINGS}: choose another --out")
     log = _read(sources)
     dropped, least = _weigh(log)
@@ -131,28 +132,28 @@ def prepare(args: argparse.Namespace) -> str:
     state.claim(plan, args.overwrite)
     kept = ~dropped[log.users]
     users, user_ids, names = _ids(log.user_names, log.users[kept])
-    files.write(os.path.join(args.out, _USERS), _csv("user_id,name", user_ids, names))
+    storage.write(os.path.join(args.out, _USERS), _csv("user_id,name", user_ids, names))
     items, item_ids, names = _ids(log.item_names, log.items[kept])
     if titles:
         names = [titles.get(name, name) for name in names.to_pylist()]
-    files.write(os.path.join(args.out, _ITEMS), _csv("item_id,title", item_ids, names))
+    storage.write(os.path.join(args.out, _ITEMS), _csv("item_id,title", item_ids, names))
     columns = (users, items, log.times[kept])
-    files.write(os.path.join(args.out, _RATINGS), _csv("user_id,item_id,timestamp", *columns))
+    storage.write(os.path.join(args.out, _RATINGS), _csv("user_id,item_id,timestamp", *columns))
     names = (_RATINGS, _USERS, _ITEMS)
-    sizes = files.sizes([os.path.join(args.out, name) for name in names])
+    sizes = storage.sizes([os.path.join(args.out, name) for name in names])
     shards = [{"name": n, "bytes": size} for n, size in zip(names, sizes, strict=True)]
     counts = {"ratings": len(users), "users": len(user_ids), "items": len(item_ids)}
     left_out = {**log.left_out, "users_with_all_items": int(dropped.sum())}
     content = {"format": 1, "kind": "recommendation", **plan, "counts": counts}
     content |= {"left_out": left_out, "splits": {"train": {"shards": shards}}}
-    writing.save_manifest(args.out, content)
+    writing.save_data_manifest(args.out, content)
     recipe = "small.py:ncf" if len(users) < _LARGE else "ncf"
     keys: dict[str, Any] = {"min_ratings": least}
     batch = arguments.fitted(len(users), _BATCH, 1, 1)["train_batch_size"]
     keys |= {"train_batch_size": batch} if batch < _BATCH else {}
     command = arguments.train_command(recipe, args.out, *arguments.keys(**keys))
     text = ", ".join(f"{number:,} {name}" for name, number in counts.items())
-    seconds = console.duration(time.monotonic() - begin)
+    seconds = duration(time.monotonic() - begin)
     return f"{text} are in {args.out} ({seconds}); train on them: {command}"
 
 

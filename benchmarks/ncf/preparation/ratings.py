@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from common import console
-from common.data import files
+from common import cli
+from common.data import storage
 from common.preparation import arguments, writing
+from common.progress import ProgressBar
 
 LEAST = 20  # ratings of a user, as in MovieLens
 HEADER = "userId,movieId,rating,timestamp"
@@ -96,7 +97,7 @@ def prepare(args: argparse.Namespace) -> str:
     writing.State(args.out).refuse_others(False)
     world = World(args.users, args.items, args.ratings)
     popularity, rated = np.zeros(world.items, np.int64), np.zeros(world.items, bool)
-    progress = console.ProgressBar("writing", world.users, "users")
+    progress = ProgressBar("writing", world.users, "users")
 
     def blocks() -> Iterator[bytes]:
         yield f"{HEADER}\n".encode()
@@ -107,11 +108,11 @@ def prepare(args: argparse.Namespace) -> str:
             np.add.at(popularity, np.concatenate([items[:-1] for items in picks]), 1)
             progress.add(len(picks))
 
-    files.write(os.path.join(args.out, "ratings.csv"), blocks())
+    storage.write(os.path.join(args.out, "ratings.csv"), blocks())
     progress.close()
     metrics = world.baselines(popularity)
     text = json.dumps(metrics, indent=2) + "\n"
-    files.write(os.path.join(args.out, "baselines.json"), [text.encode()])
+    storage.write(os.path.join(args.out, "baselines.json"), [text.encode()])
     counts = {"users": args.users, "items": np.count_nonzero(rated), "ratings": args.ratings}
     keys = arguments.keys(**{f"num_{name}": count for name, count in counts.items()})
     return (
@@ -122,12 +123,12 @@ def prepare(args: argparse.Namespace) -> str:
     )
 
 
-def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
+def parse(parser: cli.Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Reads the arguments; exits with status 2 and one line if one is invalid."""
-    add, total = parser.add_argument, console.integer(1, 10**9)
+    add, total = parser.add_argument, cli.integer(1, 10**9)
     arguments.add_out(parser)
-    add("--users", type=console.integer(1, 10**7), default=4000, metavar="N", help="users (4000)")
-    add("--items", type=console.integer(80, 10**7), default=1500, metavar="N", help="items (1500)")
+    add("--users", type=cli.integer(1, 10**7), default=4000, metavar="N", help="users (4000)")
+    add("--items", type=cli.integer(80, 10**7), default=1500, metavar="N", help="items (1500)")
     add("--ratings", type=total, default=240_000, metavar="N", help="ratings in total (240000)")
     args = parser.parse_args(argv)
     least, most = LEAST * args.users, args.users * args.items // 4

@@ -18,9 +18,9 @@ from pyarrow import parquet
 from benchmarks.ncf.names import is_latin1
 from benchmarks.ncf.preparation import values
 from common import limits
-from common.data.shards import read_errors, tensorflow
 from common.errors import one_line
 from common.preparation.sources import SourceError
+from common.tensorflow import read_errors, tensorflow
 from common.text import decoded
 
 # What a column holds, by its name in small letters and digits; the first name that is there counts.

@@ -11,13 +11,14 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from common import limits
-from common.data import records
-from common.data.shards import tensorflow
+from common.data import storage
 from common.errors import some, visible
 from common.images.photos import SUFFIXES
 from common.preparation.sources import Source, SourceError, read_all
 from common.preparation.splits import COLUMNS, split_of, whole_split
-from common.text import decoded, normal_name, text_lines
+from common.similar_names import normal_name
+from common.tensorflow import tensorflow
+from common.text import decoded, text_lines
 
 _LABELS = (  # names of columns, the likeliest first
     "label_name class_name category_name label labels class category breed species target "
@@ -306,7 +307,7 @@ def _warn(text: str, names: Sequence[str]) -> None:
 
 def read_lines(path: str) -> list[str]:
     """The class names in a file, one in a line, as of ImageNet's validation images."""
-    if not tensorflow().io.gfile.exists(path) or records.is_folder(path):
+    if not tensorflow().io.gfile.exists(path) or storage.is_folder(path):
         raise SourceError(f"there is no file {path}")
     lines = text_lines(decoded(read_all(path, limits.TEXT_BYTES), path, SourceError))
     if not lines:

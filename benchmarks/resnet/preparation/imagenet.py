@@ -22,13 +22,14 @@ import numpy as np
 
 from benchmarks.resnet.preparation import annotations, examples
 from benchmarks.resnet.records import IMAGENET
-from common import console, foreign
+from common import cli, foreign
 from common.data import records
-from common.data.shards import tensorflow
 from common.errors import UserError, some, visible
 from common.images.pixels import LARGE
 from common.preparation import arguments, holdout, sources, unread, writing
-from common.text import normal_name
+from common.preparation.duplicates import report_repeated
+from common.similar_names import normal_name
+from common.tensorflow import tensorflow
 
 _FEW = 20  # training photos, with which a class is hardly learnt
 _SAMPLE = 100  # images whose sizes stand for all
@@ -36,9 +37,9 @@ _SMALL_RUN = 600_000  # images that configs/small.py:resnet sees in an hour
 _USUAL_SIDE = 224  # pixels, in the recipes
 
 
-def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
+def parse(parser: cli.Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Reads the arguments without reading files."""
-    add, path = parser.add_argument, console.path
+    add, path = parser.add_argument, cli.path
     inputs = "tar of tars, or folder of class folders; local or gs://"
     add("--train", required=True, type=path, help=inputs)
     validation = "flat tar or folder (with labels), or folder of class folders"
@@ -54,7 +55,7 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     named = "the class is what this regex finds in a photo's path, not its folder: '([a-z]+)_'"
     add("--class", type=holdout.pattern, default="", metavar="REGEX", dest="by_name", help=named)
     shrunk = "shrink photos whose short side is longer to N pixels, at quality 95 (never)"
-    add("--max_side", type=console.integer(1, 65_535), default=0, metavar="N", help=shrunk)
+    add("--max_side", type=cli.integer(1, 65_535), default=0, metavar="N", help=shrunk)
     shards = {"shards": "train files (1024, or by size)"}
     shards["validation_shards"] = "files (128, or by size)"
     add("--labels", type=path, metavar="FILE", help="a table of your photos and their classes")
@@ -129,7 +130,7 @@ def prepare(args: argparse.Namespace) -> str:
     head = {"format": 1, "num_label_classes": len(classes), "settings": settings}
     rows = {i: {"label": i, "name": name} for i, name in enumerate(classes, 1)}
     left_out = {row for split in splits.values() for row in split.left_out()}
-    content = writing.manifest(head, rows, results, left_out)
+    content = writing.manifest_content(head, rows, results, left_out)
     writing.report(content)
     _warn(content, results, is_folder)
     written = [split["examples"] for split in content["splits"].values()]
@@ -138,7 +139,7 @@ def prepare(args: argparse.Namespace) -> str:
     if official:
         used = sum(bool(row["train"]) for row in content["classes"])
         _check_complete([*written, used], "the output", args.out)
-    writing.save_manifest(args.out, content)
+    writing.save_data_manifest(args.out, content)
     return _last_line(args.out, content)
 
 
@@ -184,7 +185,7 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
 
 def _warn(content: dict[str, Any], results: list[dict[str, Any]], is_folder: bool) -> None:
     """Warns about duplicate images, and about classes with few or no images."""
-    writing.report_repeated(results)
+    report_repeated(results)
     for split in content["splits"]:
         if empty := [row["name"] for row in content["classes"] if not row[split]]:
             print(f"warning: {len(empty):,} classes have no {split} image: {', '.join(empty[:5])}")

@@ -18,10 +18,10 @@ from benchmarks.resnet.use.exhibits import Predictions
 from benchmarks.resnet.use.export import Classifier
 from benchmarks.uses import Classes, Exhibit, Imported
 from common.errors import ConfigError
+from common.exportable import ExportableClassifier
 from common.foreign import files
 from common.foreign.files import Foreign
 from common.images.input_spec import InputSpec
-from common.portable import Portable
 
 if TYPE_CHECKING:
     from benchmarks.resnet import ImageClassifier
@@ -73,7 +73,7 @@ class ClassifierUses(Classes):
 
     def data_meaning(self) -> Mapping[str, Any]:
         keys = self._benchmark.keys
-        if (content := records.data_manifest(keys)) is None:
+        if (content := records.load_data_manifest(keys)) is None:
             return {}
         names, count = [*content.class_names], keys.num_label_classes
         offset = count == 1001 != len(names)  # the first class is TensorFlow's background
@@ -89,7 +89,7 @@ class ClassifierUses(Classes):
         columns = map(np.concatenate, zip(*parts, strict=True))
         return exhibits.make(Predictions(*columns), self._benchmark.source("eval"))
 
-    def portable(self, params: Any, model_state: Any) -> Portable:
+    def portable(self, params: Any, model_state: Any) -> ExportableClassifier:
         """The forms of `Classifier`; its logits are computed in float32, without `eval_flip`."""
         trained = self._benchmark
         model = dataclasses.replace(trained.settings.model, precision="float32")

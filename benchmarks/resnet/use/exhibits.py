@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.exhibits import CLASSES, csv_file, thumbnail
+from benchmarks.exhibits import CLASSES, csv_file, percent, thumbnail
 from benchmarks.uses import Exhibit, Picture
 from common.data import shards
-from common.text import percent
 from input_pipeline import Source
 
 _MISTAKES = 24  # pictures

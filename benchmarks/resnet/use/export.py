@@ -13,10 +13,10 @@ from benchmarks.resnet import variants
 from benchmarks.resnet.architecture import MAX_POOLS
 from benchmarks.resnet.settings import Architecture
 from common.errors import ConfigError
+from common.exportable import ExportableClassifier, TorchForm
 from common.foreign import resnets
 from common.images.input_spec import InputSpec
 from common.onnx_graph import INPUT, PIXELS, Ends, Graph, Resnet
-from common.portable import Portable, TorchForm
 from common.trees import by_name
 
 # The depths for which timm has an architecture: plain, D, SE, SE and D, and v2.
@@ -40,10 +40,10 @@ class Classifier:
     variables: Mapping[str, Any]  # `params` and `batch_stats`, NumPy arrays
     spec: InputSpec  # the pixels that the model takes
 
-    def portable(self, logits: Callable[[Any], Any]) -> Portable:
+    def portable(self, logits: Callable[[Any], Any]) -> ExportableClassifier:
         """The model's forms; `logits` computes its program."""
         spec = dataclasses.replace(self.spec, channels="RGB")  # the first layer is turned round
-        return Portable(spec, self.classes, logits, self.draw, self._torch)
+        return ExportableClassifier(spec, self.classes, logits, self.draw, self._torch)
 
     @property
     def classes(self) -> int:

@@ -18,11 +18,12 @@ import numpy as np
 from benchmarks.translation import schema
 from benchmarks.translation.gnmt.corpus import Corpus, Sentences, id_type, join_sentences
 from benchmarks.translation.vocabulary import EOS, Vocabulary, Words
-from common.console import Progress
-from common.data import caches, files
+from common.data import caches, files, storage
 from common.data.order import first_examples
-from common.data.shards import record_name, tensorflow
+from common.data.shards import record_name
 from common.errors import ConfigError, DataError, one_line
+from common.progress import Progress
+from common.tensorflow import tensorflow
 from common.text import decoded
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def read_text(paths: tuple[str, ...], vocabulary: Vocabulary, longest: int | Non
             f"(vocab.bpe.*), not one of {vocabulary.kind}; or make records of raw text: "
             "python -m scripts.prepare text"
         )
-    total, done = sum(files.sizes(paths)), 0
+    total, done = sum(storage.sizes(paths)), 0
     progress = Progress(total)
 
     def report(size: int) -> None:
@@ -213,7 +214,7 @@ def read_records(paths: Sequence[str], split: str, vocab_size: int, longest: int
     Where packed rows and single pairs lie in one folder, evaluation reads only the single pairs.
     Only the lengths of sentences above `longest` are kept, if given.
     """
-    lengths, results = files.sizes(paths), []
+    lengths, results = storage.sizes(paths), []
     progress = Progress(sum(lengths))
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         # The first file alone: TensorFlow may crash if an operation is first used by two threads.

@@ -19,7 +19,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from common.layers import device_kind, sums
+from benchmarks.translation import reductions
+from common.layers import device_kind
 
 
 def lstm(
@@ -130,7 +131,7 @@ def _backward(reverse: bool, saved: Any, gradients: jax.Array) -> Any:
     # In this order of the axes TPUs compile the product as they did the einsum "tbh,tbg->hg".
     axes = ([*reversed(range(states.ndim - 1))],) * 2
     of_kernel = jnp.tensordot(states, later, axes, preferred_element_type=acc_dtype)
-    of_bias = sums.over_first_axes(of_gates, acc_dtype)
+    of_bias = reductions.sum_first_axes(of_gates, acc_dtype)
     return of_gates, of_kernel.astype(kernel.dtype), of_bias.astype(bias.dtype), None
 
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from benchmarks.translation import losses
 from benchmarks.translation.gnmt.lstm import cell, lstm
-from common.layers import cpu
+from benchmarks.translation.reductions import dot
 from common.layers.dropout import dropout
 
 _TILE = 128  # the tables have a multiple of it as words: that fills the TPU's matrix unit
@@ -71,7 +71,7 @@ class LSTM(nn.Module):
         self.bias = self.param("bias", init, (self.directions, gates))
 
     def _products(self, x: jax.Array, direction: int = 0) -> jax.Array:
-        return cpu.dot(x, self.kernel[direction].astype(self.dtype))
+        return dot(x, self.kernel[direction].astype(self.dtype))
 
     def __call__(self, x: jax.Array, direction: int = 0, **options: Any) -> jax.Array:
         """The outputs [T, b, H] of one LSTM for inputs [T, b, n]; `options` go to `lstm`."""
@@ -107,7 +107,7 @@ class BahdanauAttention(nn.Module):
     dtype: Any
 
     def setup(self):
-        init, options = _symmetric(self.init_scale), {"dtype": self.dtype, "dot_general": cpu.dot}
+        init, options = _symmetric(self.init_scale), {"dtype": self.dtype, "dot_general": dot}
         dense: Any = partial(nn.Dense, self.width, **options)
         self.query, self.key = (dense(use_bias=False, kernel_init=init) for _ in range(2))
         self.direction = self.param("direction", init, (self.width,))

@@ -24,11 +24,12 @@ from benchmarks.translation.preparation import packing, vocabularies
 from benchmarks.translation.preparation.pairs import Pair, Pairs, TextInput
 from benchmarks.translation.schema import SIDES
 from benchmarks.translation.vocabulary import EOS, Vocabulary, parse_vocabulary
-from common import console, pools
+from common import pools
 from common.data import records
 from common.data.order import hash64
 from common.errors import UserError
 from common.preparation import writing
+from common.progress import ProgressBar
 
 SOURCES, REFERENCES = "sources.txt", "references.txt"  # raw lines of the evaluation
 _VOCABULARY = 1000, 32768  # subwords, the least and the most, unless --vocabulary_size is given
@@ -69,7 +70,7 @@ def make(args: argparse.Namespace, source: TextInput) -> dict[str, Any]:
         **source.settings,
     }
     state.claim({"settings": settings, "input": stamps}, args.overwrite)
-    state.remove_manifest()  # it describes a complete set
+    state.remove_data_manifest()  # it describes a complete set
     if vocabulary:
         vocabularies.save(args.out, vocabulary)
     else:
@@ -168,7 +169,7 @@ def write_shards(
     owners = deal(len(pairs), len(names), args.seed)
     jobs = ((k, [pairs[i] for i in np.flatnonzero(owners == k)]) for k in wanted)
     work = functools.partial(make_shard, vocabulary.data, args.length, args.max_tokens, args.seed)
-    progress = console.ProgressBar("packing", int(np.isin(owners, wanted).sum()), "pairs")
+    progress = ProgressBar("packing", int(np.isin(owners, wanted).sum()), "pairs")
     for k, (facts, rows) in zip(wanted, _made(work, jobs, workers), strict=True):
         features = (packing.row(members, args.length) for members in rows)
         path = os.path.join(args.out, names[k])

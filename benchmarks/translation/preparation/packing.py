@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from benchmarks.translation.schema import FEATURES, SIDES
-from common.data.shards import tensorflow
+from common.tensorflow import tensorflow
 
 _FULL = 0.01  # a row with no more free positions than this share is full: no pair could use them
 _AGAIN = 8  # one in so many rows is packed again with the next pairs

@@ -11,11 +11,11 @@ import numpy as np
 
 from benchmarks.translation.preparation.text_formats import Corpus, Lines
 from benchmarks.translation.vocabulary import Vocabulary, Words, load_vocabulary
-from common import console
-from common.data import files
-from common.data.shards import tensorflow
+from common.data import storage
 from common.errors import DataError, UserError
 from common.preparation.sources import SourceError
+from common.progress import print_row
+from common.tensorflow import tensorflow
 
 _EVAL = 2000, 100, 50  # pairs taken for evaluation: the most, the least, and one in so many
 _TAGS = re.compile("</?(doc|url|speaker|talkid|title|description|keywords|reviewer|translator)\\b")
@@ -76,7 +76,7 @@ class TextInput:
         self._paths: list[str] = []  # of training text
         for each in self._inputs["train"]:
             self._paths += each if isinstance(each, Lines) else [each.path]
-        self.size = sum(files.sizes(self._paths))
+        self.size = sum(storage.sizes(self._paths))
         self._clean, self._max_ratio = args.clean, args.max_ratio
         self.settings: dict[str, Any] = {}
         if args.clean or args.max_ratio:
@@ -108,7 +108,7 @@ class TextInput:
 
     def _read(self, split: str, left_out: collections.Counter[str]) -> Iterator[Pair]:
         for number, each in enumerate(self._inputs[split]):
-            console.print_row(number, len(self._inputs[split]), f"{split}: {each}")
+            print_row(number, len(self._inputs[split]), f"{split}: {each}")
             yield from each.pairs()
             if isinstance(each, Corpus):
                 left_out.update(each.left_out)

@@ -19,9 +19,9 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from benchmarks.translation.preparation import text
-from common import console
-from common.data.shards import tensorflow
+from common import cli
 from common.preparation import arguments, writing
+from common.tensorflow import tensorflow
 
 COUNTS = {"train": 20_000, "eval": 500}
 _RESERVED = 20  # one value in 20 is for the evaluation
@@ -204,5 +204,5 @@ def prepare(args: argparse.Namespace) -> str:
         for (code, side), lines in zip((("en", "source"), ("de", "target")), sides, strict=True):
             writing.save(raw, f"{split}.{code}", "".join(f"{line}\n" for line in lines).encode())
             flags.append(f"--{split}_{side}={raw}/{split}.{code}")
-    text.make(text.parse(console.Parser(), flags))
+    text.make(text.parse(cli.Parser(), flags))
     return f"wrote: {state}"

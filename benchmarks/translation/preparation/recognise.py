@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 
 from benchmarks.translation.preparation import languages, text_formats
 from benchmarks.translation.preparation.text_formats import Corpus, Lines, Question
-from common.data.shards import tensorflow
 from common.errors import UserError
 from common.preparation import splits
 from common.preparation.folders import DatasetFormat, Folder
 from common.preparation.sources import SourceError
+from common.tensorflow import tensorflow
 from common.text import text_lines
 
 # Ends of the names of lines of text, beside languages.

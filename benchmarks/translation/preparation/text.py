@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.translation.preparation import examples, languages, pairs
-from common import console, pools
+from common import cli, pools
 from common.preparation import arguments, writing
 
 # The values of configs/transformer.py.
@@ -37,10 +37,10 @@ _LEFT_OUT = {
 }
 
 
-def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
+def parse(parser: cli.Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Reads the arguments without reading files; exits with status 2 if one is invalid."""
-    add, sized = parser.add_argument, console.integer(1, 10**6)
-    utf8: dict[str, Any] = {"type": console.path, "default": ""}
+    add, sized = parser.add_argument, cli.integer(1, 10**6)
+    utf8: dict[str, Any] = {"type": cli.path, "default": ""}
     files = "files, separated by commas: FILE, FILE.gz or FILE.sgm"
     add("--train_source", **utf8, metavar="FILES", help=files)
     add("--train_target", **utf8, metavar="FILES", help="their translations, in the same order")
@@ -52,7 +52,7 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     add("--target_language", default="", metavar="CODE", help="such as de")
     add("--clean", action="store_true", help="leave out repeated pairs and pairs with equal sides")
     ratio = "leave out pairs of which a side has N times the other's characters"
-    add("--max_ratio", type=console.integer(1, 1000), default=0, metavar="N", help=ratio)
+    add("--max_ratio", type=cli.integer(1, 1000), default=0, metavar="N", help=ratio)
     evaluation = "pairs to evaluate on, else some of the training pairs"
     add("--eval", **utf8, metavar="FILES", help=evaluation)
     add("--eval_source", **utf8, metavar="FILES", help="text to evaluate on")
@@ -62,13 +62,13 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     add("--vocabulary", **utf8, metavar="FILE", help=vocabulary)
     size = "subwords (32768; below 33 MB of text one for each 1,000 characters)"
     add("--vocabulary_size", type=sized, metavar="N", help=size)
-    row = console.integer(4, 65536)  # as config.row_length
+    row = cli.integer(4, 65536)  # as config.row_length
     add("--length", type=row, default=ROW_LENGTH, help="positions of a row (256)")
     add("--max_tokens", type=sized, help="longer training pairs are left out (80)")
-    files_of_split = console.integer(1, console.MOST_SHARDS)
+    files_of_split = cli.integer(1, arguments.MOST_SHARDS)
     add("--shards", type=files_of_split, metavar="N", help="train files (up to 100, by size)")
-    add("--seed", type=console.integer(0, 2**31 - 1), default=0, help="seed of the order (0)")
-    add("--workers", type=console.integer(1, console.MOST_WORKERS), help="processes (one per core)")
+    add("--seed", type=cli.integer(0, 2**31 - 1), default=0, help="seed of the order (0)")
+    add("--workers", type=cli.integer(1, arguments.MOST_WORKERS), help="processes (one per core)")
     add("--overwrite", action="store_true", help="delete other records in --out first")
     args = parser.parse_args(argv)
     args.max_tokens = args.max_tokens or min(80, args.length)
@@ -129,7 +129,7 @@ def make(args: argparse.Namespace) -> dict[str, Any]:
     """Makes the records and their manifest; returns its content."""
     content = examples.make(args, pairs.TextInput(args))
     _report(content, args)
-    writing.save_manifest(args.out, content)
+    writing.save_data_manifest(args.out, content)
     return content
 
 

@@ -23,9 +23,9 @@ from xml.etree import ElementTree
 
 from benchmarks.translation.preparation import languages
 from common import limits
-from common.data.shards import tensorflow
 from common.errors import one_line, parse_json
 from common.preparation.sources import SourceError
+from common.tensorflow import tensorflow
 from common.text import decoded, is_sgm, limited_lines, sgm_sentences
 
 _SAMPLE = 50  # rows that tell what the columns and languages are

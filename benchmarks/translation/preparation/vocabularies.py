@@ -18,10 +18,10 @@ from benchmarks.translation.vocabulary import (
     parse_vocabulary,
     split_tokens,
 )
-from common.data import files
-from common.data.shards import tensorflow
+from common.data import storage
 from common.errors import UserError
 from common.preparation import writing
+from common.tensorflow import tensorflow
 
 FILES = {"subwords": "vocab.subwords", "sentencepiece": "vocab.model"}  # names in OUT, by kind
 _FACTS = "vocabulary.json"
@@ -38,7 +38,7 @@ _CANDIDATES = 1 << 21  # longer ones are not looked at beyond so many
 def load_saved(state: writing.State) -> Vocabulary | None:
     """The vocabulary that `build` has made in an earlier run."""
     path, facts = os.path.join(state.out, FILES["subwords"]), state.read(_FACTS)
-    data = files.read(path) if facts else None
+    data = storage.read(path) if facts else None
     if data is None or hashlib.sha256(data).hexdigest() != facts["sha256"]:
         return None
     return parse_vocabulary(data, path)

@@ -15,8 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from benchmarks.translation import reductions
 from benchmarks.translation.losses import MASKED_LOGIT
-from common.layers import sums
 from common.layers.dropout import keep_mask
 
 _PARTS = 2  # slices of the rows on CPUs: XLA has one core for a batch of products
@@ -71,7 +71,7 @@ def _forward(static: Any, query: Any, key: Any, value: Any, mask: Any, seeds: An
     largest = jnp.maximum(jnp.max(scores, -1, keepdims=True), MASKED_LOGIT / 2)
     exponentials = jnp.exp(scores - largest).astype(query.dtype)
     # [b, heads, Lq], at least 1 otherwise; of the rounded values, as the product below.
-    totals = jnp.maximum(sums.over_last_axis(exponentials, acc_dtype), 0.5)
+    totals = jnp.maximum(reductions.sum_last_axis(exponentials, acc_dtype), 0.5)
     kept = _kept(dropped, exponentials, seeds)
     context = product("bhqk,bhdk->bhdq", kept, value, preferred_element_type=acc_dtype)
     factors = 1 / (totals * (1 - dropped[0])) if dropped else 1 / totals

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.translation import losses as sliced
-from common.layers import device_kind, sums
+from benchmarks.translation import reductions
+from common.layers import device_kind
 
 
 def logits(features: jax.Array, table: jax.Array, vocab_size: int) -> jax.Array:
@@ -87,7 +88,7 @@ def _forward(static: tuple[int, float], features: Any, table: Any, targets: Any)
     low = smoothing / (vocab_size - 1)
     scores = logits(features, table, vocab_size)
     columns = jnp.arange(len(table))
-    total = sums.log_sum_exp(scores)
+    total = reductions.log_sum_exp(scores)
     weights = jnp.where(columns == targets[..., None], 1 - smoothing, low)
     weights = jnp.where(columns < vocab_size, weights, 0)
     expected = jnp.sum(weights * scores, -1)

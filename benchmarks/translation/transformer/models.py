@@ -19,9 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.translation.losses import MASKED_LOGIT
+from benchmarks.translation.reductions import dot
 from benchmarks.translation.transformer import losses
 from benchmarks.translation.transformer.attention import attend
-from common.layers import cpu, device_kind
+from common.layers import device_kind
 from common.layers.dropout import dropout
 
 _TILE = 128  # the table has a multiple of it as rows: that fills the TPU's matrix unit
@@ -90,7 +91,7 @@ class Projections(nn.Module):
 
     def __call__(self, x: jax.Array) -> list[jax.Array]:
         """The products [..., width] of x [..., width]."""
-        y = cpu.dot(x.astype(self.dtype), self.kernel.astype(self.dtype))
+        y = dot(x.astype(self.dtype), self.kernel.astype(self.dtype))
         return jnp.split(y, self.parts, -1)
 
     def transposed(self, x: jax.Array) -> list[jax.Array]:
@@ -213,7 +214,7 @@ class FeedForward(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, seeds: Any, site: int) -> jax.Array:
         init = nn.initializers.xavier_uniform()
-        dense: Any = partial(nn.Dense, dtype=self.dtype, kernel_init=init, dot_general=cpu.dot)
+        dense: Any = partial(nn.Dense, dtype=self.dtype, kernel_init=init, dot_general=dot)
         y = dropout(nn.relu(dense(self.hidden, name="in")(x)), self.rate, seeds, site)
         return dense(x.shape[-1], name="out")(y)
 

@@ -13,8 +13,9 @@ from benchmarks.translation.schema import SIDES
 from common.data import caches, files
 from common.data.decoding import Batch, Reader
 from common.data.order import Order
-from common.data.shards import Shards, record_name, tensorflow
+from common.data.shards import Shards, record_name
 from common.errors import DataError
+from common.tensorflow import tensorflow
 
 _log = logging.getLogger("tpu_suite")
 

@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 from PIL import Image
 
-from common.data.shards import tensorflow
+from common.tensorflow import tensorflow
 
 SIDES = ("ymin", "xmin", "ymax", "xmax")
 

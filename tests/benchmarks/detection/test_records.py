@@ -10,8 +10,8 @@ import pytest
 from benchmarks.detection import records
 from benchmarks.detection.mask_rcnn import input_pipeline
 from benchmarks.detection.mask_rcnn.aspect_ratio_groups import AspectRatioGroups
-from common.data.shards import tensorflow
 from common.errors import DataError
+from common.tensorflow import tensorflow
 from tests.benchmarks.detection.rows import encode, example, png, write
 
 IDS = (1, 3, 17, 90)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from benchmarks.ncf import ratings
-from common.data.shards import tensorflow
 from common.errors import DataError
+from common.tensorflow import tensorflow
 
 HEADER = "userId,movieId,rating,timestamp"
 

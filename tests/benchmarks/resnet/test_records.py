@@ -9,9 +9,10 @@ import pytest
 import input_pipeline
 from benchmarks.resnet import records
 from common.data.order import Order
-from common.data.shards import Shards, tensorflow
+from common.data.shards import Shards
 from common.errors import DataError
 from common.preparation import schema
+from common.tensorflow import tensorflow
 from input_pipeline import Preprocessing, Source
 from tests import test_input_pipeline as pipeline
 

@@ -7,8 +7,8 @@ import pytest
 
 import benchmarks
 from benchmarks.resnet import records
+from common.data import data_manifest
 from common.errors import ConfigError, DataError
-from common.images import manifest
 from tests.conftest import make_tiny_config
 
 
@@ -27,7 +27,7 @@ def folder(tiny_records, tmp_path):
         split["shards"].append(row)
     classes = [{"label": i + 1, "name": name} for i, name in enumerate(["ant", "bee", "cat", "dó"])]
     content = {"num_label_classes": 4, "classes": classes, "splits": splits}
-    (tmp_path / manifest.MANIFEST).write_text(json.dumps(content))
+    (tmp_path / data_manifest.FILE_NAME).write_text(json.dumps(content))
     return tmp_path
 
 
@@ -53,10 +53,10 @@ def test_classes_and_counts_without_reading_a_record(folder, tmp_path_factory, m
 
 def test_a_check_counts_nevertheless(folder, tmp_path_factory):
     assert make(folder, tmp_path_factory).check("train") == []
-    content = json.loads((folder / manifest.MANIFEST).read_text())
+    content = json.loads((folder / data_manifest.FILE_NAME).read_text())
     row = content["splits"]["train"]["shards"][1]
     row["examples"] += 1
-    (folder / manifest.MANIFEST).write_text(json.dumps(content))
+    (folder / data_manifest.FILE_NAME).write_text(json.dumps(content))
     (line,) = make(folder, tmp_path_factory).check("train")
     assert f"{folder}/{row['name']}: {row['examples'] - 1} images" in line
     assert line.endswith(f"manifest.json there are {row['examples']}")
@@ -77,9 +77,9 @@ def test_files_that_it_does_not_describe_are_read(folder, tmp_path_factory):
     first = min(folder.glob("train-*"))
     count = make(folder, tmp_path_factory, train_files=first.name).open("train")
     assert 0 < count < 90
-    content = json.loads((folder / manifest.MANIFEST).read_text())
+    content = json.loads((folder / data_manifest.FILE_NAME).read_text())
     del content["splits"]["train"]["shards"][1]
-    (folder / manifest.MANIFEST).write_text(json.dumps(content))
+    (folder / data_manifest.FILE_NAME).write_text(json.dumps(content))
     assert make(folder, tmp_path_factory).open("train") == 90
 
 
@@ -97,7 +97,7 @@ def test_a_file_of_another_size_than_it_lists_is_refused(change, folder, tmp_pat
 
 @pytest.mark.parametrize("text", ["", "[]", '{"num_label_classes": 2, "classes": []}'])
 def test_a_foreign_manifest_is_one_line(folder, text, tmp_path_factory):
-    (folder / manifest.MANIFEST).write_text(text)
+    (folder / data_manifest.FILE_NAME).write_text(text)
     with pytest.raises(DataError, match=r"manifest.json was not written .* move it away"):
         _ = make(folder, tmp_path_factory).open("train")
 

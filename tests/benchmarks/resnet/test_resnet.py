@@ -181,7 +181,7 @@ def test_which_data_are_read(tiny_records):
     assert [few.nominal_examples(split) for split in ("train", "eval")] == [90, 23]
     assert bare(num_label_classes=0).classes == 1000 and bare(num_label_classes=6).classes == 6
     other: Any = benchmarks.load(make_tiny_config("x", dataset="tfds:x").lock(), "")
-    assert records.data_manifest(other.keys) is None
+    assert records.load_data_manifest(other.keys) is None
     benchmark = load(tiny_records)
     assert [benchmark.open(split) for split in ("train", "eval")] == [90, 23]
 

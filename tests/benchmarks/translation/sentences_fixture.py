@@ -30,7 +30,7 @@ def pair(draw: np.random.Generator) -> tuple[list[int], list[int]]:
 
 def make(folder: pathlib.Path) -> None:
     """Writes 90 rows to train from in 4 files, 23 sentences to evaluate, and the vocabulary."""
-    from common.data.shards import tensorflow
+    from common.tensorflow import tensorflow
 
     tf, draw = tensorflow(), np.random.default_rng(0)
     rows = [packing.row([pair(draw)], LENGTH) for _ in range(90)]

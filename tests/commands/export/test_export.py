@@ -13,7 +13,7 @@ import pytest
 from benchmarks.resnet.use.export import Classifier
 from commands import export
 from commands.export import formats
-from common.data import files
+from common.data import storage
 from common.errors import CheckpointError, ConfigError, OutputError
 from common.images.input_spec import NAMED
 from common.onnx_graph import Graph
@@ -234,9 +234,9 @@ def test_an_export_is_replaced_only_where_that_is_asked_for(trained, tmp_path, m
             raise OSError("no space left")
         write(path, parts)
 
-    write = files.write
+    write = storage.write
     with monkeypatch.context() as patch:
-        patch.setattr(files, "write", fail)
+        patch.setattr(storage, "write", fail)
         with pytest.raises(OutputError, match="no space left"):
             request()
     elsewhere.mkdir(exist_ok=True)
@@ -250,7 +250,7 @@ def test_an_export_is_replaced_only_where_that_is_asked_for(trained, tmp_path, m
         request(overwrite=True)
     (out / "old/mine").unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(files, "write", fail)
+        patch.setattr(storage, "write", fail)
         with pytest.raises(OutputError, match="no space left"):
             request(overwrite=True)
     assert (out / "model.onnx").read_bytes() == b"of before"
@@ -265,9 +265,9 @@ def test_an_export_that_is_killed_can_be_replaced(trained, tmp_path, monkeypatch
             raise KeyboardInterrupt
         write(path, parts)
 
-    write, request = files.write, partial(export.run, trained[0], "latest", "onnx", str(tmp_path))
+    write, request = storage.write, partial(export.run, trained[0], "latest", "onnx", str(tmp_path))
     with monkeypatch.context() as patch:
-        patch.setattr(files, "write", killed)
+        patch.setattr(storage, "write", killed)
         with pytest.raises(KeyboardInterrupt):
             request()
     assert any(tmp_path.iterdir()) and not (tmp_path / "model.onnx").exists()

@@ -7,9 +7,10 @@ import os
 import numpy as np
 import pytest
 
-from common import console
+from common import progress
 from common.data import caches
 from common.errors import DataError
+from common.progress import set_progress_listener
 
 
 def never(path):
@@ -93,8 +94,8 @@ def test_index_keeps_nothing_of_a_failed_scan(counted, tmp_path):
 def test_counting_reports_its_progress(counted, monkeypatch):
     paths, cache, _ = counted
     texts = []
-    monkeypatch.setattr(console, "_listener", None)
-    console.set_progress_listener(texts.append)
+    monkeypatch.setattr(progress, "_listener", None)
+    set_progress_listener(texts.append)
     caches.scan_files(paths, lengths, str(cache), {"n": 9})
     looking, reading, *counts, writing = texts
     assert f"2 files, {paths[0]} first" in looking

@@ -8,8 +8,9 @@ import pytest
 from common.data import decoding
 from common.data.decoding import Reader
 from common.data.order import Order
-from common.data.shards import Shards, tensorflow
+from common.data.shards import Shards
 from common.errors import DataError
+from common.tensorflow import tensorflow
 
 COUNTS = (5, 0, 7)
 

@@ -1,13 +1,9 @@
-"""Files: finding them, sets of shards, writing, and which of them do not answer."""
-
-import json
-import re
+"""The files of a split: patterns, sets of shards, what is refused."""
 
 import pytest
 
-from common.data import files
+from common.data import files, storage
 from common.errors import DataError
-from common.preparation import writing
 
 
 @pytest.mark.parametrize(
@@ -53,79 +49,11 @@ def test_find_nothing(tmp_path, folder):
     ],
 )
 def test_raw_data_are_answered_with_the_command_that_prepares_them(name, raw, tmp_path):
-    files.write(f"{tmp_path}/my set/{name}", [b"x"])
+    storage.write(f"{tmp_path}/my set/{name}", [b"x"])
     with pytest.raises(DataError) as refused:
         files.find_shards(f"{tmp_path}/my set/", "train-*", "train")
     assert (f"python -m scripts.prepare '{tmp_path}/my set' makes" in str(refused.value)) == raw
     assert len(str(refused.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize("where", ["local", "gs"])
-def test_a_folder_that_a_preparation_has_not_ended(tmp_path, request, where):
-    """Each family opens its data with `find` or `read_manifest`."""
-    root = f"{tmp_path}/set" if where == "local" else f"{request.getfixturevalue('gcs').bucket()}/s"
-    files.write(f"{root}/train-0", [b"x"])
-    files.write(f"{root}/prepare_state/plan.json", [b"null"])
-    opens = (lambda: files.find(root, "train-0", "x"), lambda: files.read_manifest(f"{root}/"))
-    damaged = (None, b"null", b"{}", b"5", b'"a\\nb"', b'""', b"[" * 99_999, b"\xff")
-    for command in (*damaged, b'"python -m x"'):
-        named = "the command that began them" if command in damaged else "`python -m x`"
-        if command:
-            files.write(f"{root}/prepare_state/command.json", [command])
-        for act in opens:
-            with pytest.raises(DataError, match=f"{root}/? holds unfinished records: {named}"):
-                act()
-    files.write(f"{root}/manifest.json", [b"{}"])
-    assert [act() for act in opens] == [(f"{root}/train-0",), b"{}"]
-
-
-def test_sizes_that_a_manifest_lists(tmp_path):
-    files.write(f"{tmp_path}/a", [b"12"])
-    rows = [{"name": "a", "bytes": 3}, {"name": "absent", "bytes": 1}]
-    for content in ({}, [], {"splits": []}, {"splits": {"x": {"shards": [{"bytes": 1}]}}}):
-        files.write(f"{tmp_path}/manifest.json", [json.dumps(content).encode()])
-        files.check_sizes(str(tmp_path), [f"{tmp_path}/a"])  # says nothing of it
-    files.write(
-        f"{tmp_path}/manifest.json", [json.dumps({"splits": {"x": {"shards": rows}}}).encode()]
-    )
-    with pytest.raises(DataError, match=f"{tmp_path}/a has 2 bytes, manifest.json lists 3: "):
-        files.check_sizes(str(tmp_path), [f"{tmp_path}/b", f"{tmp_path}/a"])
-
-
-TWO = [{"name": "a", "examples": 3, "bytes": 2}, {"name": "b", "examples": 4, "bytes": 5}]
-
-
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        ({}, ""),
-        ({"examples": 6}, "was changed"),
-        ({"examples": 1e999}, "was changed"),
-        ({files.DIGEST: 5}, "was changed"),
-        ({files.DIGEST: None}, ""),  # of another tool
-        ({files.DIGEST: None, "examples": 6}, "train has 7 examples, its files 10"),
-        ({files.DIGEST: None, "bytes": 1}, "train has 7 bytes, its files 6"),
-        ({files.DIGEST: None, "bytes": 1e999}, "OverflowError"),
-    ],
-)
-def test_counts_that_were_changed_are_refused(change, problem, tmp_path):
-    path = tmp_path / "manifest.json"
-    split = {"examples": 7, "bytes": 7, "shards": TWO}
-    writing.save_manifest(str(tmp_path), {"splits": {"train": split}})
-    content = json.loads(path.read_text())
-    for key, value in change.items():
-        (content if key == files.DIGEST else content["splits"]["train"]["shards"][0])[key] = value
-    if content[files.DIGEST] is None:
-        del content[files.DIGEST]
-    path.write_text(json.dumps(content))
-    for fix in ("move it away", "the command that began them writes it again"):
-        if problem:
-            with pytest.raises(DataError, match=f"^{path} was not .*{problem}.*: {fix}"):
-                files.read_manifest(str(tmp_path))
-        else:
-            assert files.read_manifest(str(tmp_path)) == path.read_bytes()
-        files.write(f"{tmp_path}/prepare_state/plan.json", [b"{}"])
-        files.write(f"{tmp_path}/prepare_state/command.json/a folder", [b""])
 
 
 NAMES = ["set[1]", "a*c", "a?c", "b\\c"]  # each is the pattern of another one's name, too
@@ -137,9 +65,9 @@ def test_names_with_signs_of_patterns(tmp_path, request, where):
     root = str(tmp_path) if where == "local" else request.getfixturevalue("gcs").bucket()
     names = NAMES if where == "local" else NAMES[:3]
     for name in (*names, *OTHERS):
-        files.write(f"{root}/{name}/in/train-0", [b"x"])
-        files.write(f"{root}/{name}/v[0]", [b"x"])
-        files.write(f"{root}/{name}/v0", [b"x"])
+        storage.write(f"{root}/{name}/in/train-0", [b"x"])
+        storage.write(f"{root}/{name}/v[0]", [b"x"])
+        storage.write(f"{root}/{name}/v0", [b"x"])
     for name in names:
         folder = f"{root}/{name}"
         for patterns in ("in/train-*", "*/train-*", "in/train-0", f"{folder}/in/train-*"):
@@ -149,25 +77,6 @@ def test_names_with_signs_of_patterns(tmp_path, request, where):
     with pytest.raises(DataError, match="no such folder"):
         files.find(f"{root}/set[12]", "v0", "file")
     assert files.find("", f"{root}/set[12]/v0", "file") == (f"{root}/set1/v0",)  # a pattern
-
-
-def test_write_is_complete_or_absent(tmp_path):
-    path = tmp_path / "made" / "when needed"
-    files.write(str(path), [])
-    assert path.read_bytes() == b""
-
-    def parts():
-        yield b"new"
-        temporary, _ = sorted(path.parent.iterdir())
-        assert re.fullmatch(r"tmp\.when needed\.[0-9a-f]{8}", temporary.name)
-        assert path.read_bytes() == b""
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        files.write(str(path), parts())
-    assert path.read_bytes() == b"" and list(path.parent.iterdir()) == [path]
-    files.write(str(path), [b"new", b"er"])
-    assert path.read_bytes() == b"newer" and list(path.parent.iterdir()) == [path]
 
 
 def test_the_one_file_that_matches(tmp_path):

@@ -4,8 +4,8 @@ import hashlib
 
 import pytest
 
-from common.data import records
-from tests.common.preparation.test_schema import frames
+from common.data import records, storage
+from tests.benchmarks.resnet.preparation.test_digits import frames
 
 ROWS = [b"", b"one", bytes(range(256)) * 2]
 
@@ -68,8 +68,8 @@ def test_other_files_of_a_folder(tmp_path):
         (tmp_path / name).touch()
     out = str(tmp_path)
     assert records.existing_shards(out) == sorted(shards)
-    assert records.existing_shards(f"{out}/absent") == records.list_folder(f"{out}/absent") == []
-    assert records.is_folder(out) and not records.is_folder(f"{out}/notes")
+    assert records.existing_shards(f"{out}/absent") == storage.list_folder(f"{out}/absent") == []
+    assert storage.is_folder(out) and not storage.is_folder(f"{out}/notes")
     records.remove_unfinished(out)
     assert {path.name for path in tmp_path.iterdir()} == {*shards, *stray, *others}
     (tmp_path / unfinished[0]).touch()

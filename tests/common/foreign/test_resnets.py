@@ -32,9 +32,9 @@ def test_a_space_to_depth_stem_becomes_the_plain_one():
     edges = [np.zeros((8, 8, 3, 4), np.float32) for _ in range(2)]
     edges[0][0, 5], edges[1][5, 0] = 1, 1
     for edge in edges:
-        kernel = resnets.unfold_kernel(folded) + edge
+        kernel = space_to_depth.unfold_kernel(folded) + edge
         blocks = kernel.reshape(4, 2, 4, 2, 3, 4).transpose(0, 2, 1, 3, 4, 5).reshape(4, 4, 12, 4)
-        np.testing.assert_array_equal(resnets.unfold_kernel(blocks), kernel)
+        np.testing.assert_array_equal(space_to_depth.unfold_kernel(blocks), kernel)
         params["conv_stem"] = {"kernel": blocks}
         with pytest.raises(CheckpointError, match="it sees 8x8 pixels"):
             resnets.names(params, model_state)

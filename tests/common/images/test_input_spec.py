@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from common.data.shards import tensorflow
 from common.errors import DataError
 from common.images import input_spec
 from common.images.input_spec import NAMED, prepare_image
+from common.tensorflow import tensorflow
 from tests.test_input_pipeline import cropped, encode, noise, smooth
 
 

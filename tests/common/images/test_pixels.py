@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from common.data.shards import tensorflow
 from common.images import pixels
+from common.tensorflow import tensorflow
 from tests.test_input_pipeline import encode, noise, smooth
 
 WINDOW = (37, 53, 1100, 1203)  # y, x, height, width

@@ -296,21 +296,3 @@ def test_models_agree_in_float64(side, kwargs):
     """Where blocks of 64 channels begin, go on and end: gradients and running statistics."""
     images, labels = RNG.normal(size=(3, side, side, 3)), np.eye(5)[[0, 3, 1]]
     compare(18, images, labels, **kwargs)
-
-
-@pytest.mark.parametrize("kind", ["cpu", "TPU v3"])
-def test_doubling_is_flax_transposed_convolution(kind, monkeypatch):
-    rng = np.random.default_rng(0)
-    x = jnp.asarray(rng.normal(size=(2, 3, 4, 5)), jnp.float32)
-    weights = rng.normal(size=(2, 6, 8, 7))
-    plain, mine = (make(7, (2, 2), (2, 2)) for make in (nn.ConvTranspose, convolutions.Doubling))
-    variables = plain.init(jax.random.key(0), x)
-    variables = jax.tree.map(lambda v: v + rng.normal(size=v.shape), variables)
-    monkeypatch.setattr(convolutions, "device_kind", lambda: kind)
-
-    def gradients(layer):
-        loss = lambda *arguments: jnp.sum(layer.apply(*arguments) * weights)  # noqa: E731
-        return layer.apply(variables, x), jax.grad(loss, (0, 1))(variables, x)
-
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
-    jax.tree.map(close, gradients(mine), gradients(plain))

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 import models
 from benchmarks.resnet import architecture
-from common.layers import convolutions, cpu, gram_resnet, space_to_depth
+from common.layers import batch_norm, convolutions, gram_resnet, space_to_depth
 from engine import feed
 from tests.common.layers.test_gram_norm import QUICK, assert_close, jitted
 from tests.conftest import make_programs, make_tiny_config, plan_of
@@ -151,7 +151,7 @@ def on_eight_devices(pair: Any) -> Any:
 
 def trace_for(kind, monkeypatch):
     """The layers take the forms for a kind of device."""
-    for module in (convolutions, cpu, gram_resnet):
+    for module in (convolutions, batch_norm, gram_resnet):
         monkeypatch.setattr(module, "device_kind", lambda: kind)
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import models
-from common.foreign.resnets import unfold_kernel
 from common.layers import space_to_depth
+from common.layers.space_to_depth import unfold_kernel
 from tests.test_models import apply, make_images, random_variables, small
 
 FOLDED = space_to_depth.stem(models.stem)

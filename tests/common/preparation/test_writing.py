@@ -6,10 +6,11 @@ import sys
 
 import pytest
 
-from common.data import files, records
-from common.data.shards import tensorflow
+from benchmarks.resnet.preparation import digits
+from common.data import data_manifest, files, records
 from common.errors import DataError, UserError
-from common.preparation import digits, writing
+from common.preparation import writing
+from common.tensorflow import tensorflow
 from scripts import prepare
 from tests.helpers.preparation import leaves
 
@@ -23,7 +24,7 @@ def fill(out):
     for i in range(2):
         name = records.shard_name("train", i, 2)
         state.write(f"{name}.json", records.write_shard(f"{out}/{name}", [b"old"]))
-    writing.save_manifest(out, {"of": "OLD"})
+    writing.save_data_manifest(out, {"of": "OLD"})
 
 
 def test_no_moment_of_a_claim_leaves_a_set_that_looks_complete(tmp_path, monkeypatch):
@@ -60,7 +61,7 @@ def test_no_moment_of_a_claim_leaves_a_set_that_looks_complete(tmp_path, monkeyp
             monkeypatch.undo()
         try:
             assert [*files.find(out, "train-*", "x")] == old
-            assert files.read_manifest(out) == b'{\n "of": "OLD"\n}\n'
+            assert data_manifest.read_bytes(out) == b'{\n "of": "OLD"\n}\n'
             complete += 1
         except DataError as error:
             assert "unfinished records: `python -m scripts.prepare new` finishes" in str(error)

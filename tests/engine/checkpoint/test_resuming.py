@@ -23,7 +23,7 @@ from tests.conftest import make_tiny_config, plan_of
 
 def renamed(source, target, mapping):
     """A copy of the tiny records in which the classes have other names."""
-    from common.data.shards import tensorflow
+    from common.tensorflow import tensorflow
 
     tf = tensorflow()
     target.mkdir()

@@ -14,10 +14,10 @@ from benchmarks.detection.mask_rcnn import input_pipeline
 from benchmarks.detection.mask_rcnn.aspect_ratio_groups import AspectRatioGroups, GroupedOrder
 from benchmarks.detection.mask_rcnn.input_pipeline import packed_masks
 from benchmarks.detection.mask_rcnn.settings import Preprocessing
-from common.data.shards import tensorflow
 from common.errors import ConfigError, DataError
 from common.layers import space_to_depth
 from common.layers.space_to_depth import blocked
+from common.tensorflow import tensorflow
 from tests.benchmarks.detection.rows import (
     assert_same,
     encode,

@@ -1,6 +1,10 @@
 """Proposals against a plain loop in float64 with TensorFlow's suppression."""
 
+import functools
+
+import flax.linen as nn
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -116,3 +120,21 @@ def test_gradients_do_not_pass():
 
     gradients = jax.jit(jax.grad(total, (0, 1)))(logits, deltas)
     assert not any(np.asarray(each).any() for each in gradients)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "TPU v3"])
+def test_doubling_is_flax_transposed_convolution(kind, monkeypatch):
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(2, 3, 4, 5)), jnp.float32)
+    weights = rng.normal(size=(2, 6, 8, 7))
+    plain, mine = (make(7, (2, 2), (2, 2)) for make in (nn.ConvTranspose, models.ConvTranspose2x2))
+    variables = plain.init(jax.random.key(0), x)
+    variables = jax.tree.map(lambda v: v + rng.normal(size=v.shape), variables)
+    monkeypatch.setattr(models, "device_kind", lambda: kind)
+
+    def gradients(layer):
+        loss = lambda *arguments: jnp.sum(layer.apply(*arguments) * weights)  # noqa: E731
+        return layer.apply(variables, x), jax.grad(loss, (0, 1))(variables, x)
+
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
+    jax.tree.map(close, gradients(mine), gradients(plain))

@@ -12,10 +12,11 @@ import pytest
 from PIL import Image
 
 from benchmarks.detection.preparation.coco import _warn, small_data
-from common.data.shards import tensorflow
-from common.images import manifest
+from common.data import data_manifest
 from common.preparation import arguments
+from common.tensorflow import tensorflow
 from scripts import prepare
+from tests.benchmarks.resnet.preparation.test_digits import frames
 from tests.benchmarks.resnet.preparation.test_imagenet import (
     contents,
     encoded,
@@ -24,7 +25,6 @@ from tests.benchmarks.resnet.preparation.test_imagenet import (
     pixels,
 )
 from tests.benchmarks.resnet.preparation.test_imagenet_gcs import assert_same
-from tests.common.preparation.test_schema import frames
 from tests.conftest import plan_of
 from tests.helpers.preparation import typed
 
@@ -293,7 +293,7 @@ def test_the_manifest_says_what_is_there(coco):
         "train/0004.jpg": "EXIF rotation",
     }  # the PNG has no boxes
     assert content["left_out"] == [] and content["annotations"] == "instances_val2017.json"
-    loaded = manifest.load(str(out))
+    loaded = data_manifest.load(str(out))
     paths = [str(out / name) for name in RECORDS]
     assert loaded and loaded.counts(str(out), paths) == (4, 4, 4, 3, 3)
     assert loaded.class_names == ("cat", "Ähre", "owl")

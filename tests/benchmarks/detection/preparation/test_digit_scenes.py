@@ -12,7 +12,7 @@ from benchmarks.detection import coco
 from benchmarks.detection.coco import Annotations
 from benchmarks.detection.preparation import digit_scenes
 from common.errors import UserError
-from common.preparation import digits
+from common.preparation import sklearn_digits
 from configs import mask_rcnn_digits, ssd_digits
 from scripts import prepare
 from tests.benchmarks.detection.preparation.test_coco import rows
@@ -133,7 +133,7 @@ GOLDEN: dict[Any, Any] = {
 def test_the_images_do_not_drift(place):
     split, number = place
     means, deviation, pixels, objects = GOLDEN[place]
-    images, classes, split_rows = digits.load()
+    images, classes, split_rows = sklearn_digits.load()
     mine = split_rows["train" if split == "train" else "validation"]
     inks = [digit_scenes.ink(images[row]) for row in mine]
     image, annotations = digit_scenes.scene(split, number, inks, classes[mine])
@@ -146,13 +146,13 @@ def test_the_images_do_not_drift(place):
 
 def test_held_out_digits_are_never_trained_on(tmp_path, monkeypatch):
     """With squares as training digits and bars as the others, no square is in validation."""
-    _, kinds, split_rows = digits.load()
+    _, kinds, split_rows = sklearn_digits.load()
     everything = np.concatenate(list(split_rows.values()))
     assert sorted(everything) == list(range(len(kinds)))  # each row once
     images = np.zeros((len(kinds), 8, 8))
     images[split_rows["train"]] = 16
     images[split_rows["validation"], :, :2] = 16
-    monkeypatch.setattr(digits, "load", lambda: (images, kinds, split_rows))
+    monkeypatch.setattr(sklearn_digits, "load", lambda: (images, kinds, split_rows))
     digit_scenes.write_coco(str(tmp_path), digit_scenes.COUNTS, {}, range(10))
     for split, ratio in (("train", 1), ("val", 0.25)):
         data = Annotations.load(str(tmp_path / f"instances_{split}.json"))

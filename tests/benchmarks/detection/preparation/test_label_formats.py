@@ -13,10 +13,10 @@ from benchmarks.detection.preparation import (
     label_formats,
     yolo,
 )
-from common import console
+from common import cli
 from common.errors import UserError
 from common.preparation.sources import list_input
-from common.text import normal_name
+from common.similar_names import normal_name
 from scripts import prepare
 from tests.benchmarks.detection.preparation.test_coco_own import brightness
 from tests.benchmarks.detection.preparation.test_coco_own import photos as bright_photos
@@ -110,7 +110,7 @@ def test_names_that_look_alike_are_one_category(tmp_path, capsys, monkeypatch, f
     names = ["caf\u00e9", "cafe\u0301", "Caf\u00e9"]
     place(tmp_path, {"a.jpg": JPEG, "b.jpg": JPEG, **named(form, names)})
     flags = [f"--labels={form}", f"--train_images={tmp_path}", "--val_fraction=0.5"]
-    args = coco.parse(console.Parser(), [*flags, f"--out={tmp_path}.out"])
+    args = coco.parse(cli.Parser(), [*flags, f"--out={tmp_path}.out"])
     sources = {f"{split}_images": list_input(str(tmp_path), 1) for split in ("train", "val")}
     splits, _, _ = annotations.read_annotations(args, sources)
     kept = [normal_name(name) for _, name in splits["train"].categories]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.detection.ssd import input_pipeline
-from common.data.shards import tensorflow
+from common.tensorflow import tensorflow
 
 MIN_IOU = (-1, 0.1, 0.3, 0.5, 0.7, 0.9)
 

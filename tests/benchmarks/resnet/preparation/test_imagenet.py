@@ -14,7 +14,7 @@ from benchmarks.resnet.preparation import imagenet as preparation
 from common.errors import UserError
 from common.images import photos
 from scripts import prepare
-from tests.common.preparation import test_schema
+from tests.benchmarks.resnet.preparation import test_digits
 from tests.helpers.preparation import leaves, place
 
 SYNSETS = ["n01440764", "n01443537", "n02105855", "n15075141"]
@@ -101,11 +101,11 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
 
 
-def rows(folder, split, parse=test_schema.parse):
+def rows(folder, split, parse=test_digits.parse):
     """Records by file name, each parsed by hand."""
     by_name = {}
     for path in sorted(folder.glob(f"{split}-*")):
-        for record in test_schema.frames(path):
+        for record in test_digits.frames(path):
             row = parse(record)
             assert row["image/filename"] not in by_name
             by_name[row["image/filename"]] = row
@@ -134,7 +134,7 @@ def test_archives_become_the_originals_schema(imagenet):
                 size = Image.open(io.BytesIO(data)).size
             else:
                 changed += 1
-                size = test_schema.pixels(row).shape[1::-1]
+                size = test_digits.pixels(row).shape[1::-1]
                 assert near(pixels(row["image/encoded"]), pixels(data))
             assert (row["image/width"], row["image/height"]) == size
     assert (same, changed) == (4 * IMAGES - 3, 3)  # grey ones and EXIF are as the original has them
@@ -157,7 +157,7 @@ def test_manifest_says_what_is_there(imagenet):
             data = (out / shard["name"]).read_bytes()
             assert hashlib.sha256(data).hexdigest() == shard["sha256"]
             assert len(data) == shard["bytes"]
-            assert len(test_schema.frames(out / shard["name"])) == shard["examples"]
+            assert len(test_digits.frames(out / shard["name"])) == shard["examples"]
     assert manifest["num_label_classes"] == 4 and manifest["settings"]["seed"] == 0
     classes = [(row["label"], row["name"], row["train"]) for row in manifest["classes"]]
     assert classes == [(i, name, IMAGES) for i, name in enumerate(SYNSETS, 1)]

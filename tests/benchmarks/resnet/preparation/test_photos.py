@@ -10,10 +10,11 @@ from PIL import Image
 
 from benchmarks.resnet.preparation import examples, recognise
 from common.data import records
-from common.data.shards import tensorflow
 from common.errors import UserError
 from common.preparation import holdout, sources
+from common.tensorflow import tensorflow
 from scripts import prepare
+from tests.benchmarks.resnet.preparation import test_digits
 from tests.benchmarks.resnet.preparation.test_imagenet import (
     encoded,
     near,
@@ -22,7 +23,6 @@ from tests.benchmarks.resnet.preparation.test_imagenet import (
     pixels,
     rows,
 )
-from tests.common.preparation import test_schema
 from tests.helpers.preparation import place
 
 
@@ -33,7 +33,7 @@ def parse_own(record):
     text = feature["image/class/text"].bytes_list.value[0]
     assert feature["image/class/text"].WhichOneof("kind") == kind
     del feature["image/class/text"]
-    return {**test_schema.parse(message.SerializeToString()), "image/class/text": text}
+    return {**test_digits.parse(message.SerializeToString()), "image/class/text": text}
 
 
 def photos(folder):
@@ -74,7 +74,7 @@ def test_own_photos_of_every_kind(tmp_path, capsys):
     train, rest = (rows(tmp_path / "out", split, parse_own) for split in records.SPLITS)
     counts = collections.Counter()
     for path in (tmp_path / "out").glob("*-of-*"):
-        for row in map(parse_own, test_schema.frames(path)):
+        for row in map(parse_own, test_digits.frames(path)):
             counts[row["image/class/label"], row["image/class/text"].decode()] += 1
             assert row["image/class/synset"] == row["image/class/text"]
     assert counts == {(1, "Dogs and cats"): 10, (2, "birds"): 18, (3, "Äpfel"): 10}
@@ -204,7 +204,7 @@ def test_own_validation_folder(tmp_path):
     # The same --out, because no records were written.
     prepare.make("imagenet", [*flags, f"--train={tmp_path}/train"])
     assert len(list((tmp_path / "out").glob("validation-*"))) == 1
-    rest = [parse_own(r) for r in test_schema.frames(next(tmp_path.glob("out/validation-*")))]
+    rest = [parse_own(r) for r in test_digits.frames(next(tmp_path.glob("out/validation-*")))]
     assert [row["image/class/text"] for row in rest] == [b"a", b"b"]
 
 

@@ -18,9 +18,9 @@ import benchmarks
 import models
 from benchmarks.resnet.use import tensorflow_weights, weights
 from common import foreign
-from common.data.shards import tensorflow
 from common.errors import ConfigError, DataError
 from common.foreign import files
+from common.tensorflow import tensorflow
 from configs import transformer
 from engine.checkpoint import model_source
 from tests.benchmarks.resnet.use.test_weights import translated

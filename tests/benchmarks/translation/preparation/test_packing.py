@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.translation.preparation import packing
 from benchmarks.translation.schema import FEATURES, SIDES
-from common.data.shards import tensorflow
+from common.tensorflow import tensorflow
 
 
 def wmt_like(count, seed=0):

@@ -13,8 +13,8 @@ import pytest
 from benchmarks.translation import vocabulary
 from benchmarks.translation.schema import SIDES
 from common.data import records as shard_files
-from common.data.shards import tensorflow
 from common.errors import DataError
+from common.tensorflow import tensorflow
 from configs import transformer
 from scripts import prepare
 from tests.benchmarks.resnet.preparation.test_imagenet_gcs import assert_same

@@ -9,11 +9,10 @@ import pytest
 
 from benchmarks.translation.preparation import languages, pairs, recognise, text
 from benchmarks.translation.preparation.text_formats import Corpus, Question
-from common import console
-from common.preparation import archives
+from common import cli
 from common.preparation.folders import Folder
 from common.preparation.sources import SourceError
-from scripts import prepare
+from scripts import archives, prepare
 from tests.helpers.preparation import leaves
 
 PAIRS = [("A dog runs.", "Ein Hund läuft."), ('He said "no".', "Er sagte „nein“."), ("Go.", "Geh.")]
@@ -108,7 +107,7 @@ def write(folder, name, content):
 
 def read(*flags):
     """What `prepare text` reads."""
-    return pairs.TextInput(text.parse(console.Parser(), [*flags, "--out=x"])).read()
+    return pairs.TextInput(text.parse(cli.Parser(), [*flags, "--out=x"])).read()
 
 
 @pytest.mark.parametrize("end", ["", ".gz"])

@@ -12,8 +12,8 @@ from benchmarks.translation.schema import FEATURES
 from benchmarks.translation.transformer import records
 from benchmarks.translation.vocabulary import Vocabulary
 from common.data import records as shard_files
-from common.data.shards import tensorflow
 from common.errors import DataError
+from common.tensorflow import tensorflow
 
 LENGTH, VOCAB = 12, 50
 PAIRS = [([7, 8, 1], [9, 1]), ([5, 1], [6, 7, 8, 1]), ([40, 41, 42, 43, 1], [3, 1])]

@@ -1,4 +1,4 @@
-"""Layers for CPUs, against flax's own and XLA's gradients."""
+"""BatchNorm against flax's own."""
 
 import flax.linen as nn
 import jax
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from common.layers import cpu
+from common.layers import batch_norm
 
 
 def outcome(kind, dtype, axis=None, running=False, **settings):
@@ -39,7 +39,7 @@ def outcome(kind, dtype, axis=None, running=False, **settings):
 @pytest.mark.parametrize("axis", [None, "d"])
 @pytest.mark.parametrize(("dtype", "within"), [("float32", 2e-5), ("bfloat16", 3e-2)])
 def test_batch_norm_is_flaxs(dtype, within, axis):
-    ours, flax = (outcome(kind, dtype, axis) for kind in (cpu.BatchNorm, nn.BatchNorm))
+    ours, flax = (outcome(kind, dtype, axis) for kind in (batch_norm.BatchNorm, nn.BatchNorm))
     for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(flax), strict=True):
         assert one.dtype == other.dtype
         one, other = (np.asarray(x, np.float64) for x in (one, other))
@@ -56,35 +56,6 @@ def test_batch_norm_is_flaxs(dtype, within, axis):
     ],
 )
 def test_elsewhere_it_runs_flaxs_own(device, settings, monkeypatch):
-    monkeypatch.setattr(cpu, "device_kind", lambda: device)
-    pair = (outcome(kind, "float32", **settings) for kind in (cpu.BatchNorm, nn.BatchNorm))
+    monkeypatch.setattr(batch_norm, "device_kind", lambda: device)
+    pair = (outcome(kind, "float32", **settings) for kind in (batch_norm.BatchNorm, nn.BatchNorm))
     jax.tree.map(np.testing.assert_array_equal, *pair)
-
-
-@pytest.mark.parametrize("padding", ["SAME", "VALID", ((1, 1), (1, 1)), ((0, 1), (1, 3))])
-@pytest.mark.parametrize("shape", [(2, 8, 8, 3), (3, 7, 10, 2)])
-def test_max_pool_is_flaxs_with_ties(shape, padding):
-    draw = np.random.default_rng(0)
-    x = jnp.asarray(draw.integers(-2, 3, shape), jnp.float32)  # many equal values
-    whole = draw.integers(-50, 50, shape).astype(np.float32)  # sums are exact
-
-    @jax.jit
-    def both(x, cotangents):
-        want, gradient_of = jax.vjp(lambda x: nn.max_pool(x, (3, 3), (2, 2), padding), x)
-        got, gradient_by_us = jax.vjp(lambda x: cpu.max_pool(x, padding), x)
-        y = cotangents[:, : want.shape[1], : want.shape[2]]
-        return want, got, *gradient_of(y), *gradient_by_us(y)
-
-    want, got, gradient, ours = both(x, whole)
-    np.testing.assert_array_equal(got, want)
-    np.testing.assert_array_equal(ours, gradient)
-
-
-def test_tpus_keep_xlas_gradient_of_max_pool():
-    """The platform is known when the program is made; the CPU's branch is not in it."""
-    gradient = jax.grad(lambda x: jnp.sum(jnp.sin(cpu.max_pool(x, "SAME"))))
-    shape = jax.ShapeDtypeStruct((2, 8, 8, 3), jnp.float32)
-    for platform, is_scattered in (("tpu", True), ("cpu", False)):
-        program = jax.jit(gradient).trace(shape).lower(lowering_platforms=(platform,)).as_text()
-        assert ("select_and_scatter" in program) == is_scattered
-        assert ("stablehlo.select " in program) != is_scattered

@@ -5,20 +5,21 @@ import types
 
 import pytest
 
-from common import console
+from common import progress
+from common.progress import Progress, hms, print_row, report_progress, set_progress_listener, time
 
 
 @pytest.fixture
 def clock(monkeypatch, caplog):
     """A clock to be set by hand."""
     now = types.SimpleNamespace(seconds=50.0)
-    monkeypatch.setattr(console.time, "monotonic", lambda: now.seconds)
+    monkeypatch.setattr(time, "monotonic", lambda: now.seconds)
     caplog.set_level("INFO", "tpu_suite")
     return now
 
 
 def test_long_work_is_logged_with_the_time_left(clock, caplog):
-    counting = console.Progress(40)
+    counting = Progress(40)
     for done, seconds in ((1, 9), (10, 12), (20, 13), (30, 24)):
         clock.seconds = 50.0 + seconds
         counting.at(done, f"{done} done")
@@ -27,7 +28,7 @@ def test_long_work_is_logged_with_the_time_left(clock, caplog):
 
 
 def test_the_log_waits_for_more_than_ten_seconds_and_some_work(clock, caplog):
-    counting = console.Progress(8)
+    counting = Progress(8)
     for done, seconds in ((4, 10.0), (0, 10.2), (2, 10.5)):
         clock.seconds = 50.0 + seconds
         counting.log(done, f"{done} of 8")
@@ -36,13 +37,13 @@ def test_the_log_waits_for_more_than_ten_seconds_and_some_work(clock, caplog):
 
 def test_only_at_tells_the_listener(clock, monkeypatch):
     texts = []
-    monkeypatch.setattr(console, "_listener", None)
-    console.report_progress("nobody listens")
-    console.set_progress_listener(texts.append)
-    counting = console.Progress(8)
+    monkeypatch.setattr(progress, "_listener", None)
+    report_progress("nobody listens")
+    set_progress_listener(texts.append)
+    counting = Progress(8)
     counting.at(1, "one")
     counting.log(2, "two")
-    console.report_progress("three")
+    report_progress("three")
     assert texts == ["one", "three"]
 
 
@@ -61,13 +62,13 @@ def test_only_at_tells_the_listener(clock, monkeypatch):
     ],
 )
 def test_hms(seconds, words):
-    assert console.hms(seconds) == words
+    assert hms(seconds) == words
 
 
 @pytest.mark.parametrize("total", [0, 1, 19, 20, 21, 500])
 def test_a_list_of_files_has_at_most_twenty_lines(total, capsys):
     for number in range(total):
-        console.print_row(number, total, f"file {number}")
+        print_row(number, total, f"file {number}")
     lines = capsys.readouterr().out.splitlines()
     shown = total if total <= 20 else 19
     assert lines[:shown] == [f"file {number}" for number in range(shown)]

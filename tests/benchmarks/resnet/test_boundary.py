@@ -12,10 +12,9 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import models
-from benchmarks.resnet import variants
+from benchmarks.resnet import boundary, variants
+from benchmarks.resnet.boundary import Arguments, Results
 from common.errors import ConfigError
-from common.layers import boundary
-from common.layers.boundary import Arguments, Results
 from tests.common.layers.test_gram_resnet import (
     agree,
     assert_rounded_as_the_plain_one,

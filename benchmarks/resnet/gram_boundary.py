@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from common.layers import boundary, gram_norm, gram_resnet
+from benchmarks.resnet import boundary
+from common.layers import gram_norm, gram_resnet
 from common.layers.gram_norm import Recomputed
 from common.layers.gram_resnet import (
     ONES,

@@ -13,40 +13,22 @@ images of each: a small task for fine-tuning.
 import argparse
 import io
 import os
-import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from common import console
-from common.data import files, records
-from common.data.shards import tensorflow
+from common import cli
+from common.data import records, storage
 from common.errors import UserError
 from common.preparation import arguments, schema, writing
+from common.preparation.sklearn_digits import add_choice, load
+from common.tensorflow import tensorflow
 
-SEED = 0
 SIZE = 32  # pixels, height and width
 SHARDS = {"train": 8, "validation": 2}
-NUM_VALIDATION = 360
 _USUAL_BATCH = 64  # of configs/digits.py
-
-
-def load() -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-    """Returns images f64[n, 8, 8] of 0..16, their digits int64[n], and the rows of each split."""
-    try:
-        from sklearn.datasets import load_digits
-        from sklearn.model_selection import train_test_split
-    except ImportError:
-        text = "scikit-learn is not installed; 'bash scripts/setup.sh dev' installs it"
-        raise UserError(text) from None
-    images, digits = load_digits(return_X_y=True)
-    images, digits = np.asarray(images).reshape(-1, 8, 8), np.asarray(digits)
-    train, validation = train_test_split(
-        np.arange(len(images)), test_size=NUM_VALIDATION, stratify=digits, random_state=SEED
-    )
-    return images, digits, {"train": np.asarray(train), "validation": np.asarray(validation)}
 
 
 def examples(chosen: range = range(10), per_class: int = 0) -> dict[str, list[bytes]]:
@@ -88,7 +70,7 @@ def make(out: str, splits: dict[str, list[bytes]]) -> bool:
     existing = {}
     for name in records.existing_shards(out):
         path = os.path.join(out, name)
-        existing[name] = files.read(path) or b"" if name in expected else b""
+        existing[name] = storage.read(path) or b"" if name in expected else b""
         if b"digit_" not in existing[name]:  # the name of each class
             raise UserError(f"{path} holds other images; choose another --out, or empty the folder")
     records.remove_unfinished(out)
@@ -100,11 +82,11 @@ def make(out: str, splits: dict[str, list[bytes]]) -> bool:
     return existing != expected
 
 
-def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
+def parse(parser: cli.Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Reads the arguments; exits with status 2 if one is invalid."""
     arguments.add_out(parser)
     add_choice(parser)
-    per_class = console.integer(2, 100)
+    per_class = cli.integer(2, 100)
     parser.add_argument("--per_class", type=per_class, default=0, help="train images of each (all)")
     return parser.parse_args(argv)
 
@@ -123,16 +105,3 @@ def prepare(args: argparse.Namespace) -> str:
         f"{validation:,} validation images in {SHARDS['validation']}; train on them: "
         f"{arguments.train_command('digits', args.out, *arguments.keys(**keys))}"
     )
-
-
-def add_choice(parser: console.Parser) -> None:
-    """Adds --digits, a range."""
-    parser.add_argument("--digits", type=_range, default=range(10), help="such as 5-9 (0-9)")
-
-
-def _range(text: str) -> range:
-    """The digits of "5-9"."""
-    match = re.fullmatch("([0-9])-([0-9])", text)
-    if match is None or match[1] >= match[2]:
-        raise argparse.ArgumentTypeError(f"must be such as 5-9, got {text!r}")
-    return range(int(match[1]), int(match[2]) + 1)

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from common.errors import DataError
-from common.preparation import downloads
+from scripts import public_sets
 
 TEXTS = {"train.de.gz": b"Ein Hund.\n" * 99, "train.en.gz": b"A dog.\n" * 99}
 
@@ -36,9 +36,9 @@ def asked(tmp_path, monkeypatch):
         (web / name).write_bytes(gzip.compress(text))
     (web / "ratings.zip").write_bytes(b"PK")
     rest = "captions", "for research", 1.3, f"http://127.0.0.1:{server.server_port}"
-    pairs = downloads.PublicSet(*rest, {name: digest(text) for name, text in TEXTS.items()})
-    ratings = downloads.PublicSet(*rest, {"ratings.zip": digest(b"PK")}, "ncf")
-    monkeypatch.setattr(downloads, "SETS", {"pairs": pairs, "ratings": ratings})
+    pairs = public_sets.PublicSet(*rest, {name: digest(text) for name, text in TEXTS.items()})
+    ratings = public_sets.PublicSet(*rest, {"ratings.zip": digest(b"PK")}, "ncf")
+    monkeypatch.setattr(public_sets, "SETS", {"pairs": pairs, "ratings": ratings})
     monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     monkeypatch.chdir(tmp_path)
     yield asked
@@ -52,13 +52,13 @@ def raw() -> dict[str, bytes]:
 
 
 def test_files_come_once_and_unpacked(asked, capsys):
-    assert downloads.get("pairs") == "data/raw/pairs"
-    assert downloads.get("ratings") == "data/raw/ratings.zip"
+    assert public_sets.get("pairs") == "data/raw/pairs"
+    assert public_sets.get("ratings") == "data/raw/ratings.zip"
     texts = {name.removesuffix(".gz"): text for name, text in TEXTS.items()}
     assert raw() == texts | {"ratings.zip": b"PK"} and asked == [*TEXTS, "ratings.zip"]
     line = capsys.readouterr().out.splitlines()[0]
     assert all(word in line for word in ("pairs", "for research", "1.3 MB", "http://127.0.0.1:"))
-    downloads.get("pairs")
+    public_sets.get("pairs")
     assert len(asked) == 3
 
 
@@ -67,7 +67,7 @@ def test_files_that_were_put_there_by_hand(asked):
     folder.mkdir(parents=True)
     for name, text in TEXTS.items():
         (folder / name[:-3]).write_bytes(text)
-    assert downloads.get("pairs") == "data/raw/pairs" and not asked
+    assert public_sets.get("pairs") == "data/raw/pairs" and not asked
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
@@ -76,7 +76,7 @@ def test_a_file_of_other_content(by_hand, asked):
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_bytes(b"other")
     with pytest.raises(DataError, match=f"SHA-256, {digest(b'other')}, than {digest(b'PK')}") as no:
-        downloads.get("ratings")
+        public_sets.get("ratings")
     assert ("delete it" in str(no.value)) == by_hand
     assert raw() == ({"ratings.zip": b"other"} if by_hand else {})
 
@@ -90,17 +90,17 @@ def test_a_file_of_other_content(by_hand, asked):
 )
 def test_no_network(name, file, folder, quickstart, asked, monkeypatch):
     """The line says what to type elsewhere, and which command needs no data; nothing is left."""
-    offline = downloads.SETS[name]._replace(address="http://127.0.0.1:9")
-    monkeypatch.setitem(downloads.SETS, name, offline)
+    offline = public_sets.SETS[name]._replace(address="http://127.0.0.1:9")
+    monkeypatch.setitem(public_sets.SETS, name, offline)
     with pytest.raises(DataError, match="cannot be read: .*refused") as refused:
-        downloads.get(name)
+        public_sets.get(name)
     (line,) = str(refused.value).splitlines()
     assert f"`curl -O 'http://127.0.0.1:9/{file}'`" in line and f" {folder} " in line
     assert f"`bash scripts/quickstart.sh{quickstart}`" in line and raw() == {}
 
 
-@pytest.mark.parametrize("name", downloads.SETS)
+@pytest.mark.parametrize("name", public_sets.SETS)
 def test_the_table(name):
-    one = downloads.SETS[name]
+    one = public_sets.SETS[name]
     assert all(len(bytes.fromhex(digits)) == 32 for digits in one.files.values())
     assert one.address.startswith("https://") and not one.address.endswith("/")

@@ -1,4 +1,4 @@
-"""A trained model in forms that other programs read; --mode=export writes them."""
+"""Trained models in forms that other programs read; --mode=export writes them."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ class TorchForm:
 
 
 @dataclasses.dataclass(frozen=True)
-class Portable:
+class ExportableClassifier:
     """A trained classifier in the forms that --mode=export writes.
 
     `torch` makes the form of PyTorch's libraries, from the class names; ConfigError if no library
@@ -40,7 +40,7 @@ class Portable:
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class ExportableProgram:
     """A trained model as a function that jax traces, with its weights inside."""
 
     task: str  # what it does: "finds objects"

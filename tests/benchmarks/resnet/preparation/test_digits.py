@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from benchmarks.resnet.preparation import digits as preparation
 from common.data import records
-from common.data.shards import tensorflow
 from common.errors import UserError
-from common.preparation import digits as preparation
+from common.tensorflow import tensorflow
 from scripts import prepare
 from tests.helpers.preparation import leaves
 

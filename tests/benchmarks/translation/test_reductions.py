@@ -1,4 +1,4 @@
-"""Compares `common.layers.sums` with NumPy in float64, and looks at its programs for TPUs."""
+"""Compares `reductions` with NumPy in float64, and looks at its programs for TPUs."""
 
 from functools import partial
 
@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from common.layers import sums
+from benchmarks.translation import reductions
 
-SUMS = {"last": sums.over_last_axis, "first": sums.over_first_axes}
+SUMS = {"last": reductions.sum_last_axis, "first": reductions.sum_first_axes}
 AXES = {"last": 2, "first": (0, 1)}
 
 
@@ -33,7 +33,7 @@ def test_both_forms_add_up_all_values(dtype, wide, axes, monkeypatch):
 def test_the_logarithm_neither_overflows_nor_vanishes(shift):
     scores = (np.random.default_rng(1).normal(size=(4, 300)) + shift).astype(np.float32)
     scores[:, 200:] = -1e9  # words that do not exist
-    actual = jax.jit(sums.log_sum_exp)(scores)
+    actual = jax.jit(reductions.log_sum_exp)(scores)
     largest = scores.max(-1).astype(float)
     expected = np.log(np.exp(scores - largest[:, None]).sum(-1))
     assert expected.min() > 2

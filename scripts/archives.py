@@ -192,13 +192,13 @@ def unpack(path: str, folder: str) -> None:
 def _unpack(path: str, archive: Any, part: str) -> None:
     """Writes the files of an archive below a folder. Only files and folders are ever made there."""
     for name, member, equal in _files(path, archive):
-        place = os.path.join(part, name)
-        os.makedirs(os.path.dirname(place), exist_ok=True)
+        target = os.path.join(part, name)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
         if equal:  # reading it again would unpack all that is before it
-            shutil.copy2(os.path.join(part, equal), place)
+            shutil.copy2(os.path.join(part, equal), target)
             continue
-        with _open_member(archive, member) as source, open(place, "wb") as file:
+        with _open_member(archive, member) as source, open(target, "wb") as file:
             shutil.copyfileobj(source, file)
         if isinstance(archive, tarfile.TarFile):
             with contextlib.suppress(OSError, OverflowError):  # a time that no disk can hold
-                os.utime(place, (member.mtime, member.mtime))
+                os.utime(target, (member.mtime, member.mtime))

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from common.locks import LockError
-from common.preparation import archives
 from common.preparation.folders import Folder
 from common.preparation.sources import SourceError
+from scripts import archives
 
 FILES = {f"set/{name}/é{i}.txt": bytes([i]) * 5_000 for name in ("a", "b") for i in range(9)}
 
