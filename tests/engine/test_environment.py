@@ -49,7 +49,7 @@ def test_main_sets_them_before_a_library_is_imported():
         "    return plain(name, *rest, **more)\n"
         "builtins.__import__ = spy\n"
         "import main\n"
-        "from common.data.shards import tensorflow\n"
+        "from common.tensorflow import tensorflow\n"
         "tensorflow()\n"
         "print(checks)\n"
     )
