@@ -1,4 +1,8 @@
-"""Makes batches of uint8 images from labelled records; each host makes its share of a batch.
+"""Makes ResNet's batches of uint8 images from labelled records; each host makes its share.
+
+`benchmarks.resnet.preparation.examples` turns a photo into a record. `ImageClassifier` calls
+`train_batches` here, `common.data.decoding.Reader` decodes, `engine.feed.Feed` copies to the
+devices.
 
 The host decodes, crops and resizes; the device flips, normalises and casts (`normalize`). Training
 order and augmentation are functions of (seed, step) (`common.data.order`). Windows follow the

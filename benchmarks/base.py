@@ -28,7 +28,11 @@ Arrays = Any  # a tree of arrays
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """One quality that a run trains to: `scores[metric] >= value`."""
+    """One quality that a run trains to: `scores[metric] >= value`.
+
+    To add one, return `metric` from `Benchmark.score` and put a `Target` into `targets`;
+    `engine.stopping` ends the run when all are reached.
+    """
 
     metric: str
     value: float

@@ -11,9 +11,10 @@ from engine.report.writers import Reporter
 def evaluate(settings: Settings, checkpoint: str, watch_seconds: float) -> Scores:
     """Evaluates a checkpoint of the workdir; results go to its folder `eval`.
 
-    `checkpoint` is "latest", "best" (in the evaluations of the run) or a step. With `watch_seconds`
-    it goes on with new checkpoints as they appear, until the run's last step is evaluated or no
-    checkpoint came for so long. Returns the scores of the last checkpoint.
+    Where the run keeps an average of the weights (EMA), that is evaluated. `checkpoint` is
+    "latest", "best" (in the evaluations of the run) or a step. With `watch_seconds` it goes on with
+    new checkpoints as they appear, until the run's last step is evaluated or no checkpoint came for
+    so long. Returns the scores of the last checkpoint.
     """
     with examining(settings, checkpoint, watch_seconds) as examination:
         run, plan = examination.run, examination.plan

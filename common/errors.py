@@ -17,7 +17,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u
 # The exit codes of the programs; docs/run.md has the same table, and what to do then.
 FAILED = 1  # You must fix something: data, config, disk, a loss that is not finite.
 INVALID = 2  # An argument or a file given to `predict.py` or a script is invalid.
-RESTART = 75  # The run itself is right: a host was lost or hung, memory was nearly full, or ...
+RESTART = 75  # Start it again: a host was lost or hung, memory was nearly full, or ...
 CORRUPTED = 76  # Two devices disagree.
 INTERRUPTED = 130  # Ctrl-C stopped the run.
 BROKEN_PIPE = 141  # The reader of the output, such as `head`, has ended.

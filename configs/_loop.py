@@ -2,6 +2,9 @@
 
 Durations are steps, or strings such as '500', '90 epochs', '1e6 examples'; cadences may also be
 times such as '10 minutes' or lists such as '32, 42.7, 48 epochs', and '' is never.
+
+`engine.plan.LoopKeys` declares and checks these keys; the other keys of a recipe are in the
+`Settings` of its benchmark.
 """
 
 from collections.abc import Mapping

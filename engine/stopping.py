@@ -77,7 +77,7 @@ class StoppingRule:
 
 
 def reaches(targets: Sequence[Target], scores: Mapping[str, float]) -> bool:
-    """Whether scores reach all targets, of which there is one; a target of 0 does not count."""
+    """Whether scores reach all targets with a value above 0; False without such a target."""
     counted = [target for target in targets if target.value > 0]
     return bool(counted) and all(scores.get(t.metric, -math.inf) >= t.value for t in counted)
 

@@ -39,7 +39,7 @@ class Manifest(TypedDict, total=False):
     input_spec: dict[str, Any]  # of classifiers: how an image becomes the model's input
     categories: list[Any]  # of detectors: [id, name] of each
     imported: dict[str, Any]  # the file that the weights are from, if another library wrote it
-    # What the run has done, by `engine.checkpoint.saver.Saver.save`:
+    # What the run has done, by `engine.checkpoint.saver.Saver`:
     init_from: str  # the checkpoint that the first weights are from; "" if they were random
     starts: list[dict[str, Any]]  # by `engine.report.starts.describe_start`
     accepted_data: list[str]  # differences of the data that the user has accepted

@@ -65,7 +65,7 @@ class Outcome:
     train: Program | None = None
     predict: Program | None = None
     error: str = ""
-    fits: bool | None = True  # False if the memory does not suffice; None if that is not known
+    fits: bool | None = True  # False if the compiler refused it for lack of HBM; None if not known
     stages: tuple[Stage, ...] = ()  # of `train`, where the number of steps of each shape is known
 
 

@@ -28,8 +28,8 @@ class Chip:
     dimensions: int  # of the torus that slices are cut from
     devices: int  # that jax shows per chip
     clock: float  # of the cores, Hz
-    peak: float  # bfloat16, FLOP/s per chip
-    memory: float  # HBM, bytes per chip
+    peak: float  # bfloat16 FLOP/s per chip (peak FLOPs)
+    memory: float  # HBM size, bytes per chip; the compiler says whether a step fits
     bandwidth: float  # of the HBM, bytes/s per chip
     price: float  # US dollars per hour and chip; nan where it is not known
     sizes: tuple[int, ...]  # the numbers in its accelerator types

@@ -247,7 +247,7 @@ def unpack_masks(bits: jax.Array, side: int) -> jax.Array:
 def crop_masks(
     masks: jax.Array, boxes: jax.Array, index: jax.Array, regions: jax.Array, size: int
 ) -> jax.Array:
-    """Samples the masks of objects at the cells of regions.
+    """Crops and resizes the objects' masks to regions: the mask targets.
 
     A cell has the value of the mask at the cell's centre, interpolated bilinearly between the
     centres of the mask's cells. Outside of the object's box it is 0.

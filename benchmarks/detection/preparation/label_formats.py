@@ -2,7 +2,8 @@
 
 To add a label format, write a method like `voc` and name it in `FORMATS`; --labels=NAME and
 `scripts.prepare PATH` then know it. A method yields an `Entry` for each image in a file, in pixels,
-or `relative`. `label_folders` finds the images and their splits; `tfrecords` reads records.
+or `relative`; polygons make masks where the row has a `shape`. `label_folders` finds the images and
+their splits; `tfrecords` reads records.
 
 globox parses the boxes. Its readers of folders drop polygons, take local paths only, and end at the
 first mistake without naming its file.
