@@ -22,42 +22,27 @@ from common.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The run that a log describes.
+    """The run that a log describes."""
 
-    Attributes:
-      form: 'mllog' (MLPerf Training 0.7 to 4.0) or 'v0.5'.
-      recipe: every value of the config.
-      examples: {"train": n, "eval": n}.
-      steps: the length of the run.
-      learning_rate: `engine.optim.Rate`: `peak`, `warmup_steps` and `decay_steps`.
-      norm_examples: how many examples share the statistics of BatchNorm.
-      params: the parameters as arrays or ShapeDtypeStructs.
-    """
-
-    form: str
-    recipe: Mapping[str, Any]
-    examples: Mapping[str, int]
-    steps: int
-    learning_rate: Any
-    norm_examples: int
-    params: Any
+    form: str  # 'mllog' (MLPerf Training 0.7 to 4.0) or 'v0.5'
+    recipe: Mapping[str, Any]  # every value of the config
+    examples: Mapping[str, int]  # {"train": n, "eval": n}
+    steps: int  # the length of the run
+    learning_rate: Any  # `engine.optim.Rate`: `peak`, `warmup_steps` and `decay_steps`
+    norm_examples: int  # how many examples share the statistics of BatchNorm
+    params: Any  # the parameters as arrays or ShapeDtypeStructs
 
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What the log of one run says about its benchmark, under the names of the reference.
+    """What the log of one run says about its benchmark, under the names of the reference."""
 
-    Attributes:
-      values: hyperparameters by key, in the order of the log. The log fills in "eval_offset".
-      metadata: the metadata that 'mllog' has beside a value, by key.
-      tensors: the parameters that are initialised.
-      steps_per_epoch: what the log counts epochs by; 0: training examples / batch size.
-    """
-
+    # Hyperparameters by key, in the order of the log, which fills in "eval_offset".
     values: Mapping[str, Any]
+    # The metadata that 'mllog' has beside a value, by key.
     metadata: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-    tensors: Sequence[str] = ()
-    steps_per_epoch: float = 0.0
+    tensors: Sequence[str] = ()  # the parameters that are initialised
+    steps_per_epoch: float = 0.0  # what the log counts epochs by; 0: training examples / batch size
 
 
 def check_optimizer(run: Run, name: str, *optimizers: str) -> None:
@@ -93,47 +78,30 @@ def only_score(scores: Mapping[str, float], form: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """How MLPerf runs and checks one benchmark.
+    """How MLPerf runs and checks one benchmark."""
 
-    Attributes:
-      name: MLPerf's name, which is also the folder in results/.
-      recipe: the default --config of run_and_time.sh.
-      targets: by form of the log, the scores that the rules ask for. run_and_time.sh writes the
-        first form.
-      declares: the config keys that declare the number of examples, with the rules' values; 0
-        where the data decide.
-      variable: the environment variable that names the data.
-      meaning: what `variable` holds, for messages.
-      files: groups of patterns, relative to the data; each group must match a file.
-      runs: how many runs MLPerf wants.
-      init_variable: the environment variable that names the checkpoint for config.init_from.
-      init_meaning: what `init_variable` holds, for messages.
-      init_default: the checkpoint where the variable is not set.
-      init_yields: whether the variable belongs to another benchmark that has it too, where both
-        run one after the other.
-      ruleset: the newest ruleset of mlperf-logging that knows the benchmark.
-      evaluation: (scores of the targets, form) -> what an evaluation logs. In v0.5 the entries of
-        a mapping stand next to "epoch", and any other value under "value".
-      logs_eval_size: whether v0.5 has the tag eval_size.
-      success_is_bool: whether run_stop of v0.5 has true instead of "true".
-    """
-
-    name: str
-    recipe: str
-    targets: Mapping[str, Mapping[str, float]]
+    name: str  # MLPerf's name, which is also the folder in results/
+    recipe: str  # the default --config of run_and_time.sh, which writes the first form of `targets`
+    targets: Mapping[str, Mapping[str, float]]  # by form, the scores that the rules ask for
+    # The config keys that declare the number of examples, with the rules' values; 0 where the data
+    # decide.
     declares: Mapping[str, int]
-    variable: str
-    meaning: str
-    files: Sequence[Sequence[str]]
-    runs: int
-    init_variable: str = ""
-    init_meaning: str = ""
-    init_default: str = ""
+    variable: str  # the environment variable that names the data
+    meaning: str  # what `variable` holds, for messages
+    files: Sequence[Sequence[str]]  # groups of patterns in the data; each group must match a file
+    runs: int  # how many runs MLPerf wants
+    init_variable: str = ""  # the environment variable of the checkpoint for config.init_from
+    init_meaning: str = ""  # what `init_variable` holds, for messages
+    init_default: str = ""  # the checkpoint where the variable is not set
+    # Whether the variable belongs to another benchmark that has it too, where both run one after
+    # the other.
     init_yields: bool = False
-    ruleset: str = ""
+    ruleset: str = ""  # the newest ruleset of mlperf-logging that knows the benchmark
+    # (scores of the targets, form) -> what an evaluation logs. In v0.5 the entries of a mapping
+    # stand next to "epoch", and any other value under "value".
     evaluation: Callable[[Mapping[str, float], str], Any] = only_score
-    logs_eval_size: bool = True
-    success_is_bool: bool = False
+    logs_eval_size: bool = True  # whether v0.5 has the tag eval_size
+    success_is_bool: bool = False  # whether run_stop of v0.5 has true instead of "true"
 
     @property
     def form(self) -> str:

@@ -1,12 +1,22 @@
 """What benchmarks on records share: they open the files, count the records and order them."""
 
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from benchmarks.base import Benchmark, Identity
 from common.data import files
 from common.data.order import Order
 from common.data.shards import Shards
 from common.errors import ConfigError
+
+
+class RecordFiles(NamedTuple):
+    """Which files are the records of a split, and what spares their scan."""
+
+    data_dir: str  # the folder, local or gs://
+    patterns: str  # of the files' names, separated by commas
+    split: str  # "train" or "eval"
+    cache: str  # the JSON file that keeps the result of the scan for the next start
+    trust_manifest: bool = True  # whether the data manifest may replace the scan
 
 
 class Opened(Protocol):
@@ -23,6 +33,7 @@ class RecordBenchmark(Benchmark, Generic[Source]):
     """A benchmark that reads records."""
 
     settings: Any
+    cache_dir: str  # folder, local or gs://, for the results of scans
     # The keys of the config that declare the numbers of examples; 0 accepts any number.
     declared = {"train": "num_train_images", "eval": "num_eval_images"}
 
@@ -31,20 +42,23 @@ class RecordBenchmark(Benchmark, Generic[Source]):
 
     @property
     def keys(self) -> Any:
-        """The settings: `seed`, `shuffle_buffer_size`, `input_streams` and the `declared` keys."""
+        """The settings: those of the files and their order, and the `declared` keys."""
         return self.settings
 
-    def open_records(self, split: str, trust_manifest: bool = True) -> Source:
-        """Opens the records of "train" or "eval", checks and counts them.
+    def split_files(self, split: str, trust_manifest: bool = True) -> RecordFiles:
+        """The records of "train" or "eval" that the config names."""
+        patterns = self.keys.train_files if split == "train" else self.keys.eval_files
+        cache = f"{self.cache_dir}/{split}.json"
+        return RecordFiles(self.keys.data_dir, patterns, split, cache, trust_manifest)
 
-        `trust_manifest` is whether manifest.json may spare the scan.
-        """
+    def open_records(self, where: RecordFiles) -> Source:
+        """Opens the records of a split, checks and counts them."""
         raise NotImplementedError
 
     def open(self, split: str) -> int:
         """Also refuses another number of examples than declared, with a ConfigError."""
         if split not in self._sources:
-            source = self.open_records(split)
+            source = self.open_records(self.split_files(split))
             shards, key = source.shards, self.declared[split]
             if (expected := self.declared_examples(split)) not in (0, shards.total):
                 raise ConfigError(
@@ -64,7 +78,8 @@ class RecordBenchmark(Benchmark, Generic[Source]):
 
     def check(self, split: str) -> list[str]:
         self.open(split)  # refuses what a run refuses besides the records
-        listed, counted = self.source(split).shards, self.open_records(split, trust_manifest=False)
+        listed = self.source(split).shards
+        counted = self.open_records(self.split_files(split, trust_manifest=False))
         self.decode_all(counted)
         rows = zip(listed.paths, listed.counts, counted.shards.counts, strict=True)
         return [

@@ -12,7 +12,7 @@ from benchmarks.base import Group, HostBatch, Identity, Spec, Target
 from benchmarks.detection import coco, records, weights
 from benchmarks.detection.scoring import Scorer, headline
 from benchmarks.detection.settings import Data, Settings
-from benchmarks.records import RecordBenchmark, Source
+from benchmarks.records import RecordBenchmark, RecordFiles, Source
 from common.data import files
 from common.data.decoding import Reader
 from common.errors import ConfigError, DataError
@@ -54,7 +54,7 @@ class Detector(RecordBenchmark[Source]):
 
     def __init__(self, settings: Settings, cache_dir: str):
         super().__init__()
-        self.settings, self._cache_dir = settings, cache_dir
+        self.settings, self.cache_dir = settings, cache_dir
         self.targets = (Target("mAP", settings.detection.target),)
         rate, groups = settings.tuning.head_learning_rate, self.groups
         heads = {name: Group(group.decayed, rate * group.rate) for name, group in groups.items()}
@@ -121,24 +121,16 @@ class Detector(RecordBenchmark[Source]):
         count = self.keys.num_classes or known[-1][0]
         return tuple((number, names.get(number, "")) for number in range(1, count + 1))
 
-    def open_records(self, split: str, trust_manifest: bool = True) -> Any:
+    def open_records(self, where: RecordFiles) -> Any:
         """The images of a split, a `records.Source`; evaluation needs all annotated ones."""
-        annotations, keys = self.annotations, self.keys
-        source = records.open_records(
-            keys.data_dir,
-            keys.train_files if split == "train" else keys.eval_files,
-            tuple(category for category, _ in annotations.categories),
-            self.settings.images.max_boxes,
-            f"{self._cache_dir}/{split}.json",
-            split,
-            masks=self.reads_masks,
-            trust_manifest=trust_manifest,
-        )
-        if keys.class_numbers == "ids":
+        annotations, max_boxes = self.annotations, self.settings.images.max_boxes
+        ids = tuple(category for category, _ in annotations.categories)
+        source = records.open_records(where, ids, max_boxes, self.reads_masks)
+        if self.keys.class_numbers == "ids":
             numbers = tuple(number for number, _ in self.categories)
             source = dataclasses.replace(source, category_ids=numbers)
         ids = set(annotations.image_ids.tolist())
-        if split == "eval" and (odd := ids ^ set(source.image_ids)):
+        if where.split == "eval" and (odd := ids ^ set(source.image_ids)):
             side = "the annotations" if min(odd) in ids else "the records"
             raise DataError(
                 f"the eval records ({source.shards.paths[0]} ...) and the annotations "

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.records import RecordFiles
 from common.data import caches, data_manifest, files
 from common.data.decoding import IMAGE_MAGIC
 from common.data.shards import Shards, record_name
@@ -156,15 +157,7 @@ def clipped_boxes(parsed: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def open_records(
-    data_dir: str,
-    patterns: str,
-    category_ids: tuple[int, ...],
-    max_boxes: int,
-    cache: str,
-    split: str,
-    *,
-    masks: bool = False,
-    trust_manifest: bool = True,
+    where: RecordFiles, category_ids: tuple[int, ...], max_boxes: int, masks: bool = False
 ) -> Source:
     """Opens TFRecords of images with boxes, and logs what training leaves out of them.
 
@@ -172,15 +165,11 @@ def open_records(
     first error.
 
     Args:
-      data_dir: folder, local or gs://.
-      patterns: patterns of the files' names, separated by commas.
       category_ids: all categories of the annotations, sorted.
       max_boxes: how many boxes of an image a batch holds.
-      cache: the file that keeps the result of the scan for the next start.
-      split: "train" or "eval".
       masks: whether objects have masks to train on; a crowd then counts as no box.
-      trust_manifest: whether the data manifest may replace the scan.
     """
+    data_dir, patterns, split, cache, trust_manifest = where
     paths = files.find_shards(data_dir, patterns, split)
     opened = None
     if trust_manifest and not masks:  # the manifest does not say which images are upright

@@ -26,7 +26,7 @@ from benchmarks.base import (
     Terms,
     mean_scores,
 )
-from benchmarks.records import RecordBenchmark
+from benchmarks.records import RecordBenchmark, RecordFiles
 from benchmarks.resnet import architecture, losses, records
 from benchmarks.resnet.input import regularisation
 from benchmarks.resnet.input.regularisation import Mixed
@@ -86,14 +86,12 @@ class ImageClassifier(RecordBenchmark[Source]):
     def keys(self) -> Data:
         return self.settings.data
 
-    def open_records(self, split: str, trust_manifest: bool = True) -> Source:
+    def open_records(self, where: RecordFiles) -> Source:
         keys, number = self.keys, self.keys.num_label_classes
-        if keys.dataset != "records":
-            name = keys.dataset.removeprefix("tfds:")
-            return records.open_tfds(name, keys.data_dir, split, number)
-        patterns = keys.train_files if split == "train" else keys.eval_files
-        index = f"{self.cache_dir}/{split}.json"
-        return records.open_records(keys.data_dir, patterns, number, index, split, trust_manifest)
+        if keys.dataset == "records":
+            return records.open_records(where, number)
+        name = keys.dataset.removeprefix("tfds:")
+        return records.open_tfds(name, keys.data_dir, where.split, number)
 
     def open(self, split: str) -> int:
         """Also weighs the classes; an empty class has no weight and is refused."""
@@ -117,7 +115,7 @@ class ImageClassifier(RecordBenchmark[Source]):
         if self.keys.num_label_classes:
             return self.keys.num_label_classes
         if self.keys.dataset.startswith("tfds:"):
-            return self.open_records("train").num_classes
+            return self.open_records(self.split_files("train")).num_classes
         content = records.load_data_manifest(self.keys)
         return len(records.valid_labels(0, len(content.class_names) if content else 0))
 
@@ -346,17 +344,13 @@ class ImageClassifier(RecordBenchmark[Source]):
             for side in self.settings.images.sides
         )
 
-    def size_key(self, split: str) -> str:
-        """The config's key that decides the size of a split's images."""
-        key = "image_sizes" if split == "train" else "eval_image_size"
-        return key if getattr(self.settings.images, key) else "image_size"
-
     def host_bytes(
         self, split: str, batch_size: int, num_shards: int
     ) -> dict[tuple[str, ...], int]:
         """Eight batches; to train, three blocks of records per stream as well."""
         largest = max(spec["image"].size for spec in self.batch_spec(split, 1))
-        keys = f"{split}_batch_size", self.size_key(split)
+        key = "image_sizes" if split == "train" else "eval_image_size"
+        keys = f"{split}_batch_size", key if getattr(self.settings.images, key) else "image_size"
         needed: dict[tuple[str, ...], int] = {keys: 8 * batch_size * largest // num_shards}
         if split == "train":
             needed[("shuffle_buffer_size",)] = self.held_bytes(num_shards)

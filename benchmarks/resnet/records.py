@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.records import RecordFiles
 from benchmarks.resnet.settings import Data
 from common.data import caches, data_manifest, decoding, files
 from common.data.shards import Shards, record_name
@@ -23,25 +24,18 @@ def load_data_manifest(keys: Data) -> data_manifest.DataManifest | None:
     return data_manifest.load(keys.data_dir) if has_data else None
 
 
-def open_records(
-    data_dir: str,
-    patterns: str,
-    num_classes: int,
-    cache: str,
-    split: str,
-    trust_manifest: bool = True,
-) -> Source:
-    """Opens TFRecords in the ImageNet schema that match `patterns` in a folder, local or gs://.
+def open_records(where: RecordFiles, num_classes: int) -> Source:
+    """Opens TFRecords in the ImageNet schema.
 
-    Each file is read through once to count and check its records, unless it is described by the
-    folder's data manifest and `trust_manifest`; `cache` keeps the counts. `num_classes` is the
-    config's number; 0 takes the number of the data.
+    Each file is read through once to count and check its records, unless the folder's data manifest
+    describes it. `num_classes` is the config's number; 0 takes the number of the data.
 
     Raises:
       ConfigError: the data hold more than `num_classes` classes.
       DataError: no file matches; a key is missing, a label is out of range, or a record is damaged
         or not an image (the file and record are named).
     """
+    data_dir, patterns, split, cache, trust_manifest = where
     paths = files.find_shards(data_dir, patterns, split)
     content = data_manifest.load(data_dir) if data_dir else None
     labels = valid_labels(num_classes, len(content.class_names) if content else 0)

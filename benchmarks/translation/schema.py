@@ -185,10 +185,6 @@ class DataManifest:
     vocabulary_digest: str
     shards: dict[str, ManifestShard]
 
-    def describe(self, data_dir: str, paths: Sequence[str]) -> list[ManifestShard] | None:
-        """The facts of each file; None if a file is not listed."""
-        return data_manifest.listed_rows(self.shards, data_dir, paths)
-
 
 def load_manifest(data_dir: str) -> DataManifest | None:
     """The data manifest of a folder, local or gs://; None if there is none for translation."""

@@ -39,7 +39,7 @@ class Settings:
     eval_references: str
     num_eval_sentences: Count
     vocabulary_size: Annotated[int, "[0, 1e6]"]
-    eval_lengths: Lengths
+    eval_lengths: Lengths  # that sentences to evaluate are padded to
     width: Length
     dropout: Annotated[float, "[0, 1)"]
     label_smoothing: Annotated[float, "[0, 1)"]
@@ -71,7 +71,7 @@ class Translator(Benchmark):
 
     def __init__(self, settings: Settings, cache_dir: str):
         super().__init__()
-        self.settings, self._cache_dir = settings, cache_dir
+        self.settings, self.cache_dir = settings, cache_dir
         self.targets = (Target("BLEU", settings.target),)
 
     # What a package adds.
@@ -158,11 +158,6 @@ class Translator(Benchmark):
             content["references"] = f"SHA-256 {digest[:16]}" if path else "missing"
         return Identity(self.metadata, content)
 
-    @property
-    def eval_lengths(self) -> Sequence[int]:
-        """The lengths in tokens that sentences are padded to."""
-        return self.settings.eval_lengths
-
     def open(self, split: str) -> int:
         """Also refuses references that do not fit, and records made with another vocabulary."""
         self.read(split)
@@ -211,7 +206,7 @@ class Translator(Benchmark):
         if split == "train":
             kinds, numbers = self.train_rows(), {"dropout": np.int32, "id": np.int32}
         else:
-            kinds = [{"inputs": length} for length in self.eval_lengths]
+            kinds = [{"inputs": length} for length in self.settings.eval_lengths]
             numbers = {"id": np.int32, "mask": np.float32}
         array = jax.ShapeDtypeStruct
         return tuple(
@@ -221,8 +216,8 @@ class Translator(Benchmark):
         )
 
     def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
-        sources = self.eval_pairs[0]
-        return evaluation.batches(sources, self.eval_lengths, batch_size, shard, num_shards)
+        sources, lengths = self.eval_pairs[0], self.settings.eval_lengths
+        return evaluation.batches(sources, lengths, batch_size, shard, num_shards)
 
     def fake_batch(self, spec: Spec, draw: np.random.Generator) -> HostBatch | None:
         """Rows that end in up to an eighth of padding; packed ones have four sentences."""

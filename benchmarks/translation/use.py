@@ -52,7 +52,7 @@ class TranslatorUses(Sentences):
 
     def __init__(self, benchmark: Translator):
         self._benchmark = benchmark
-        self.lengths, self.beams = benchmark.eval_lengths, benchmark.settings.beam_size
+        self.lengths, self.beams = benchmark.settings.eval_lengths, benchmark.settings.beam_size
 
     def check_files(self, manifest: Mapping[str, Any], source: str) -> None:
         """Opens the vocabulary in the data folder; UserError if it is missing, or another one.
@@ -234,7 +234,7 @@ def bleu_by_length(sentences: Sequence[Sentence], lengths: np.ndarray) -> Exhibi
 def make_program(benchmark: Translator, params: Any) -> ExportableProgram:
     """The program of a translator."""
     params = jax.tree.map(jnp.asarray, params)
-    length, beams = benchmark.eval_lengths[-1], benchmark.settings.beam_size
+    length, beams = benchmark.settings.eval_lengths[-1], benchmark.settings.beam_size
 
     def translate(source: jax.Array) -> tuple[jax.Array, jax.Array]:
         tokens, scores = benchmark.n_best(params, source[None], beams)

@@ -31,6 +31,7 @@ import jax.numpy as jnp
 from etils import epath
 
 import input_pipeline
+from benchmarks.records import RecordFiles
 from benchmarks.resnet.records import open_records
 from common import cli, entry
 from common.data import files, records
@@ -104,7 +105,7 @@ def pipeline(name: str, folder: str, flags: argparse.Namespace) -> Iterator[Any]
     if name in WORKERS:
         return _torch_batches(os.path.join(folder, "files"), flags, WORKERS[name])
     index = os.path.join(folder, f"index-{os.getpid()}.json")
-    source = open_records(folder, "train-*", 1000, index, "train")
+    source = open_records(RecordFiles(folder, "train-*", "train", index), 1000)
     settings = input_pipeline.Preprocessing(
         image_size=flags.size, crop_area_min=0.08, random_flip=True, **OURS[name]
     )

@@ -24,6 +24,7 @@ from benchmarks.detection.mask_rcnn.settings import Heads, Settings
 from benchmarks.detection.mask_rcnn.use import MaskRcnnUses
 from benchmarks.detection.mask_scoring import MaskScorer
 from benchmarks.detection.weights import FOLLOWS, follow, read_foreign_settings
+from benchmarks.records import RecordFiles
 from benchmarks.uses import Uses
 from common import foreign
 from common.keys import read_config
@@ -82,8 +83,8 @@ class MaskRcnn(Detector[AspectRatioGroups]):
         masks = (images.max_boxes, images.mask_size**2 // 8)
         return size | {"masks": (masks, np.uint8), "draw": ((), np.int32)}
 
-    def open_records(self, split: str, trust_manifest: bool = True) -> AspectRatioGroups:
-        source = super().open_records(split, trust_manifest)
+    def open_records(self, where: RecordFiles) -> AspectRatioGroups:
+        source = super().open_records(where)
         if len(self.settings.images.shapes) == 1:
             return AspectRatioGroups((source,))
         return AspectRatioGroups.by_orientation(source)

@@ -130,10 +130,7 @@ class Ssd(Detector[records.Source]):
             deltas, outputs, *truth, self._anchors, 1 + self.classes
         )
         count = jnp.float32(len(images))
-        terms = {
-            "box_loss": (jnp.sum(box_loss), count),
-            "class_loss": (jnp.sum(class_loss), count),
-        }
+        terms = {"box_loss": (jnp.sum(box_loss), count), "class_loss": (jnp.sum(class_loss), count)}
         return terms, {}, changed if learns else model_state
 
     def predict(

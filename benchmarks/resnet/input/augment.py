@@ -141,12 +141,8 @@ def _change(
 ) -> jax.Array:
     """The images after one operation."""
     changes = magnitude(strength, sign)
-    if effect in (
-        image_ops.shear_x,
-        image_ops.shear_y,
-        image_ops.rotate,
-    ):  # faster if it reaches little
-        return effect(images, changes, fill, magnitude.reach)
+    if effect in (image_ops.shear_x, image_ops.shear_y, image_ops.rotate):
+        return effect(images, changes, fill, magnitude.reach)  # faster if it reaches little
     if effect in (image_ops.translate_x, image_ops.translate_y):
         return effect(images, changes, fill)
     return effect(images, changes)

@@ -94,7 +94,7 @@ class Gnmt(Translator):
                 f"config.num_eval_sentences={declared:,}, but {path} has {len(lines):,} lines"
             )
         limit = len(lines) or declared or None if split == "eval" else None
-        corpus = loader.load(settings, split, self.vocabulary, limit, self._cache_dir)
+        corpus = loader.load(settings, split, self.vocabulary, limit, self.cache_dir)
         if declared not in (0, len(corpus)):
             longest = settings.bucket_lengths[-1]
             counted = f" pairs of at most {longest} tokens" if split == "train" else ""
@@ -131,7 +131,7 @@ class Gnmt(Translator):
     def eval_pairs(self) -> tuple[np.ndarray, np.ndarray]:
         corpus = self._corpora["eval"]
         every = np.arange(len(corpus))
-        sources = corpus.rows(every, 0, self.eval_lengths[-1])
+        sources = corpus.rows(every, 0, self.settings.eval_lengths[-1])
         return sources, corpus.rows(every, 1, int(corpus.lengths[:, 1].max()))
 
     @functools.cached_property

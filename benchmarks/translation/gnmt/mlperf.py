@@ -73,10 +73,7 @@ def _tags(run: Run) -> dict[str, Any]:
     recipe, pairs = run.recipe, run.examples["train"]
     return {
         "run_set_random_seed": recipe["seed"],
-        "preproc_vocab_size": {
-            "src": recipe["vocabulary_size"],
-            "tgt": recipe["vocabulary_size"],
-        },
+        "preproc_vocab_size": dict.fromkeys(("src", "tgt"), recipe["vocabulary_size"]),
         "preproc_tokenize_training": None,
         "preproc_tokenize_eval": None,
         "preproc_num_train_examples": pairs,

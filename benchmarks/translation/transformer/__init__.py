@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.base import Benchmark, HostBatch, Model, Terms
-from benchmarks.records import RecordBenchmark
+from benchmarks.records import RecordBenchmark, RecordFiles
 from benchmarks.translation import evaluation, translator
 from benchmarks.translation.schema import FEATURES
 from benchmarks.translation.transformer import finished_beams, losses, models, records
@@ -64,17 +64,10 @@ class Transformer(Translator, RecordBenchmark[records.Records]):
 
     # Data.
 
-    def open_records(self, split: str, trust_manifest: bool = True) -> records.Records:
-        settings, is_train = self.settings, split == "train"
-        return records.open_records(
-            settings.data_dir,
-            settings.train_files if is_train else settings.eval_files,
-            f"{self._cache_dir}/{split}.json",
-            split,
-            settings.row_length if is_train else self.eval_lengths[-1],
-            self.vocabulary.size,
-            trust_manifest=trust_manifest,
-        )
+    def open_records(self, where: RecordFiles) -> records.Records:
+        settings = self.settings
+        length = settings.row_length if where.split == "train" else settings.eval_lengths[-1]
+        return records.open_records(where, length, self.vocabulary.size)
 
     @functools.cached_property
     def eval_text(self) -> tuple[str, str]:
@@ -133,7 +126,7 @@ class Transformer(Translator, RecordBenchmark[records.Records]):
         if not self.eval_text[0]:
             return self.source("eval").read_all()
         source, reference = self.eval_text
-        return self._encoded(source, self.eval_lengths[-1]), self._encoded(reference)
+        return self._encoded(source, self.settings.eval_lengths[-1]), self._encoded(reference)
 
     def _encoded(self, path: str, most: int | None = None) -> np.ndarray:
         """The lines of a file, of `most` tokens at most, as int32[n, length] with EOS and zeros."""

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.records import RecordFiles
 from benchmarks.translation import schema
 from benchmarks.translation.schema import SIDES
-from common.data import caches, files
+from common.data import caches, data_manifest, files
 from common.data.decoding import Batch, Reader
 from common.data.order import Order
 from common.data.shards import Shards, record_name
@@ -88,16 +89,7 @@ def _accept(batch: Batch) -> None:
     """Accepts any batch: all records were checked when they were opened, or written."""
 
 
-def open_records(
-    data_dir: str,
-    patterns: str,
-    cache: str,
-    split: str,
-    length: int,
-    vocab_size: int,
-    *,
-    trust_manifest: bool = True,
-) -> Records:
+def open_records(where: RecordFiles, length: int, vocab_size: int) -> Records:
     """Opens TFRecords of sentence pairs, and logs how full the rows of training are.
 
     Each file is read through once to count and check its records, unless the folder's manifest
@@ -105,15 +97,10 @@ def open_records(
     packed rows if they are few. Where packed and single records lie together, evaluation reads the
     single ones. Their targets may be longer than `length`.
 
-    Args:
-      data_dir: folder, local or gs://.
-      patterns: patterns of the files' names, separated by commas.
-      cache: a JSON file that keeps the result of the scan.
-      split: "train" or "eval".
-      length: positions of a row, of each side; to evaluate, of inputs.
-      vocab_size: the number of ids of the vocabulary.
-      trust_manifest: whether the manifest may replace the scan.
+    `length` is the positions of a row, of each side; to evaluate, of inputs. `vocab_size` is the
+    number of ids of the vocabulary.
     """
+    data_dir, patterns, split, cache, trust_manifest = where
     paths = files.find_shards(data_dir, patterns, split, marker="*")
     trust_manifest &= split == "train"
     if trust_manifest and (source := _from_manifest(data_dir, paths, length)):
@@ -155,7 +142,7 @@ def _other_length(path: str, packed_length: int, length: int) -> DataError:
 def _from_manifest(data_dir: str, paths: Sequence[str], length: int) -> Records | None:
     """The packed rows for training as the manifest describes them, if it does."""
     content = schema.load_manifest(data_dir) if data_dir else None
-    shards = content.describe(data_dir, paths) if content else None
+    shards = content and data_manifest.listed_rows(content.shards, data_dir, paths)
     if not content or not shards:
         return None
     if content.length != length:

@@ -10,6 +10,7 @@ import pytest
 from benchmarks.detection import records
 from benchmarks.detection.mask_rcnn import input_pipeline
 from benchmarks.detection.mask_rcnn.aspect_ratio_groups import AspectRatioGroups
+from benchmarks.records import RecordFiles
 from common.errors import DataError
 from common.tensorflow import tensorflow
 from tests.benchmarks.detection.rows import encode, example, png, write
@@ -25,7 +26,7 @@ def good(number, boxes=(BOX,), labels=None, **changed):
 
 def opened(folder, split="train", patterns="train-*", ids=IDS, max_boxes=100):
     cache = f"{folder}/cache/{split}.json"
-    return records.open_records(str(folder), patterns, ids, max_boxes, cache, split)
+    return records.open_records(RecordFiles(str(folder), patterns, split, cache), ids, max_boxes)
 
 
 def refusal(folder, *examples, split="train"):
@@ -180,7 +181,8 @@ def outlined(number, size=(12, 15), crowds=(0,), **changed):
 
 def opened_outlined(folder, split="train"):
     cache = f"{folder}/cache/{split}.json"
-    return records.open_records(str(folder), "train-*", IDS, 100, cache, split, masks=True)
+    where = RecordFiles(str(folder), "train-*", split, cache)
+    return records.open_records(where, IDS, 100, masks=True)
 
 
 @pytest.fixture

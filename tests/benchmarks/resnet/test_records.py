@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import input_pipeline
+from benchmarks.records import RecordFiles
 from benchmarks.resnet import records
 from common.data.order import Order
 from common.data.shards import Shards
@@ -47,7 +48,7 @@ def good(count):
 
 def open_train(folder, patterns="train-*", classes=5):
     cache = f"{folder}/cache/train.json"
-    return records.open_records(str(folder), patterns, classes, cache, "train")
+    return records.open_records(RecordFiles(str(folder), patterns, "train", cache), classes)
 
 
 def unchecked(folder, counts, classes=5):

@@ -16,7 +16,7 @@ import benchmarks
 from benchmarks.translation import schema, vocabulary
 from benchmarks.translation.preparation import packing, vocabularies
 from benchmarks.translation.vocabulary import EOS, split_tokens
-from common.data import records
+from common.data import data_manifest, records
 from common.errors import DataError
 from tests.conftest import opened
 
@@ -42,8 +42,9 @@ def test_everything_that_it_says(tmp_path):
     shards = {"a": schema.ManifestShard(3, 7, (10, 8)), "b": schema.ManifestShard(1, 2, (6, 5))}
     assert loaded == schema.DataManifest(256, "vocab.subwords", "ab", shards)
     paths = [f"{tmp_path}/b", f"{tmp_path}/a"]
-    assert loaded.describe(f"{tmp_path}/", paths) == [shards["b"], shards["a"]]
-    assert loaded.describe(str(tmp_path), [*paths, f"{tmp_path}/c"]) is None
+    listed = data_manifest.listed_rows
+    assert listed(shards, f"{tmp_path}/", paths) == [shards["b"], shards["a"]]
+    assert listed(shards, str(tmp_path), [*paths, f"{tmp_path}/c"]) is None
 
 
 def test_none_and_those_of_other_data(tmp_path):

@@ -141,7 +141,7 @@ def test_translations_do_not_depend_on_the_batch(translator, tmp_path, capsys, r
     vocabulary = {"transformer": "vocab.toy.subwords", "gnmt": "vocab.bpe.32000.de"}[name]
     content = (tmp_path / "out" / vocabulary).read_bytes()
     assert hashlib.sha256(content).hexdigest() == benchmark.metadata["vocabulary"]["digest"]
-    rows = np.zeros((3, benchmark.eval_lengths[-1]), np.int32)
+    rows = np.zeros((3, benchmark.settings.eval_lengths[-1]), np.int32)
     for row, sentence in zip(rows, sentences, strict=False):
         ids = benchmark.uses.encode(sentence)
         row[: len(ids)] = ids

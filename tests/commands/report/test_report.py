@@ -20,6 +20,7 @@ from sklearn import metrics
 
 import train
 from benchmarks import base
+from benchmarks.records import RecordFiles
 from benchmarks.resnet.records import open_records
 from benchmarks.resnet.use import exhibits
 from benchmarks.resnet.use.exhibits import Predictions
@@ -170,7 +171,7 @@ def random_predictions(classes, count, seed=0):
 @pytest.fixture(scope="module")
 def source(tiny_records, tmp_path_factory):
     cache = str(tmp_path_factory.mktemp("cache") / "index.json")
-    return open_records(tiny_records, "validation-*", 4, cache, "eval")
+    return open_records(RecordFiles(tiny_records, "validation-*", "eval", cache), 4)
 
 
 @pytest.mark.parametrize("classes", [2, 10, 1000])

@@ -14,6 +14,7 @@ from benchmarks.detection.mask_rcnn import input_pipeline
 from benchmarks.detection.mask_rcnn.aspect_ratio_groups import AspectRatioGroups, GroupedOrder
 from benchmarks.detection.mask_rcnn.input_pipeline import packed_masks
 from benchmarks.detection.mask_rcnn.settings import Preprocessing
+from benchmarks.records import RecordFiles
 from common.errors import ConfigError, DataError
 from common.layers import space_to_depth
 from common.layers.space_to_depth import blocked
@@ -88,8 +89,8 @@ def record(number, **changed):
 
 def opened(folder, split="train", by_orientation=True, max_boxes=3):
     cache = f"{folder}/cache/{split}{by_orientation}.json"
-    where = str(folder), "train-*", IDS, max_boxes, cache, split
-    source = records.open_records(*where, masks=True)
+    where = RecordFiles(str(folder), "train-*", split, cache)
+    source = records.open_records(where, IDS, max_boxes, masks=True)
     return (
         AspectRatioGroups.by_orientation(source) if by_orientation else AspectRatioGroups((source,))
     )

@@ -17,6 +17,7 @@ from benchmarks.detection import records
 from benchmarks.detection.records import Source
 from benchmarks.detection.ssd import input_pipeline
 from benchmarks.detection.ssd.settings import Preprocessing
+from benchmarks.records import RecordFiles
 from common import hashing
 from common.data.order import Order
 from common.data.shards import Shards
@@ -81,7 +82,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def source(folder):
     index = f"{folder}/cache/train.json"
-    return records.open_records(str(folder), "train-*", IDS, MAX_BOXES, index, "train")
+    return records.open_records(RecordFiles(str(folder), "train-*", "train", index), IDS, MAX_BOXES)
 
 
 KEPT = [i for i in range(sum(COUNTS)) if i % 7 != 5]
@@ -188,7 +189,8 @@ def resized(pixels, antialias):
 @pytest.mark.parametrize("antialias", [False, True])
 def test_evaluation_has_whole_images(folder, antialias):
     index = f"{folder}/cache/eval.json"
-    everything = records.open_records(str(folder), "train-*", IDS, MAX_BOXES, index, "eval")
+    where = RecordFiles(str(folder), "train-*", "eval", index)
+    everything = records.open_records(where, IDS, MAX_BOXES)
     settings = preprocessing(1, antialias)
     for hosts in (1, 2):
         seen = []

@@ -6,6 +6,7 @@ import logging
 import numpy as np
 import pytest
 
+from benchmarks.records import RecordFiles
 from benchmarks.translation import schema
 from benchmarks.translation.preparation import packing
 from benchmarks.translation.schema import FEATURES
@@ -46,7 +47,8 @@ def google_row():
 
 def opened(folder, split="train", patterns="*train-*", length=LENGTH, vocab_size=VOCAB):
     cache = f"{folder}/cache/{split}.json"
-    return records.open_records(str(folder), patterns, cache, split, length, vocab_size)
+    where = RecordFiles(str(folder), patterns, split, cache)
+    return records.open_records(where, length, vocab_size)
 
 
 def parsed(source):
@@ -193,7 +195,8 @@ def test_the_manifest_spares_the_scan(tmp_path):
         write(tmp_path / NAME.format(k), packed_rows())
     scanned = opened(tmp_path)
     manifest_of(tmp_path)
-    source = records.open_records(str(tmp_path), "*train-*", "/nowhere/x", "train", LENGTH, VOCAB)
+    where = RecordFiles(str(tmp_path), "*train-*", "train", "/nowhere/x")
+    source = records.open_records(where, LENGTH, VOCAB)
     assert source.shards.counts == scanned.shards.counts and source.packed
     assert (source.pairs, source.tokens) == (scanned.pairs, scanned.tokens) == (6, (20, 16))
     with pytest.raises(DataError, match="packed for 12 positions, not 16"):
