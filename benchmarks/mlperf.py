@@ -70,6 +70,12 @@ def drop_steps(run: Run, name: str) -> list[int]:
     return [int(step) for step in re.findall(r"\d+", text)]
 
 
+def adam_tags(run: Run) -> dict[str, Any]:
+    """The constants of Adam under the tags of 'v0.5'."""
+    names = ("beta1", "beta2", "epsilon")
+    return {f"opt_hp_Adam_{name}": run.recipe[f"adam_{name}"] for name in names}
+
+
 def only_score(scores: Mapping[str, float], form: str) -> Any:
     """How most benchmarks log a score: the one number."""
     (score,) = scores.values()

@@ -26,14 +26,9 @@ def area(boxes: jax.typing.ArrayLike) -> jax.Array:
 
 
 def iou(a: jax.typing.ArrayLike, b: jax.typing.ArrayLike) -> jax.Array:
-    """The intersection over union of each pair of boxes.
+    """The intersection over union of each pair of f32[..., G, 4] and f32[..., N, 4].
 
-    Args:
-        a: f32[..., G, 4].
-        b: f32[..., N, 4].
-
-    Returns:
-        f32[..., G, N] from 0 to 1; 0 where either box has no area.
+    f32[..., G, N] from 0 to 1; 0 where either box has no area.
     """
     a, b = jnp.asarray(a)[..., :, None, :], jnp.asarray(b)[..., None, :, :]
     ay0, ax0, ay1, ax1 = _coordinates(a)
@@ -197,15 +192,11 @@ def _highest(values: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
 def _best_anchors(overlap: jax.Array, best: jax.Array, count: int) -> jax.Array:
     """Scatters the numbers of the true boxes to their best anchors, int32[count]; else -1.
 
-    Of several boxes with the same best anchor the last one counts. Comparing every anchor with
-    every box would take as long as the overlaps themselves. Instead the anchors form a table with
-    rows of `_COLUMNS`, and the product of the boxes' rows and columns as one-hot matrices scatters
-    the numbers into it.
-
-    Args:
-        overlap: f32[G], the highest IoU of each true box.
-        best: int32[G], its best anchor.
-        count: the number of anchors.
+    `overlap` f32[G] is the highest IoU of each true box, `best` int32[G] its best anchor; of
+    several boxes with the same one the last counts. Comparing every anchor with every box would
+    take as long as the overlaps themselves. Instead the anchors form a table with rows of
+    `_COLUMNS`, and the product of the boxes' rows and columns as one-hot matrices scatters the
+    numbers into it.
     """
     numbers = jnp.arange(len(best))
     overlaps = overlap > 0

@@ -36,11 +36,8 @@ def show(
 ) -> list[Exhibit]:
     """The classes, the worst and the first images; detections.json in COCO's form.
 
-    Args:
-      annotations: the true objects.
-      source: the images to evaluate, with `shards` and `image_ids`.
-      detections: the detections of all scores, the columns that `scoring.quality` takes.
-      quality: the quality of these detections.
+    `source` has the `shards` and `image_ids` of the images to evaluate; `detections` are those of
+    all scores, in the columns of `scoring.quality`, which has judged their `quality`.
     """
     strong = detections["score"] >= MIN_SCORE
     strong = {key: values[strong] for key, values in detections.items()}

@@ -2,10 +2,7 @@
 
 A pixel of the image is of the object if the mask at its centre is at least 0.5. Between the centres
 of the mask's cells the values are bilinear, and around the mask there is a border of zeros. This is
-Detectron2's rule for boxes in continuous coordinates. The older one of Detectron and MLPerf's
-reference counts both corner pixels of a box ("+ 1 pixel") and truncates its corners; in continuous
-coordinates it would draw objects about a pixel too large: perfect masks of 8 to 16 pixels would
-have an IoU of 0.77 with the true ones, masks of 40 to 80 pixels one of 0.97.
+Detectron2's rule for boxes in continuous coordinates; docs/mask_rcnn.md compares an older one.
 """
 
 import math
@@ -55,13 +52,9 @@ def encode_mask(
 def paste_mask(mask: np.ndarray, box: Sequence[float] | np.ndarray, height: int, width: int) -> Any:
     """The run lengths of an object in an image; no array of the image's size is made.
 
-    Args:
-      mask: float[S, S] from 0 to 1, the probability that a cell of the box is the object.
-      box: (y0, x0, y1, x1) in pixels, finite; it may reach beyond the image.
-      height, width: the size of the image in pixels.
-
-    Returns:
-      {"size": [height, width], "counts": bytes}, compressed as pycocotools does.
+    `mask` float[S, S] is the probability, 0 to 1, that a cell of the box is the object; `box` is
+    (y0, x0, y1, x1) in pixels, finite, and may reach beyond the image. Returns {"size": [height,
+    width], "counts": bytes}, compressed as pycocotools does.
     """
     y0, x0, y1, x1 = (float(each) for each in box)
     first_row, y, y_share = _cells(y0, y1, len(mask), height)
@@ -75,17 +68,10 @@ def paste_mask(mask: np.ndarray, box: Sequence[float] | np.ndarray, height: int,
 def _cells(first: float, last: float, side: int, length: int) -> tuple[int, np.ndarray, np.ndarray]:
     """The positions of a box's pixels between the cells of its mask, along an axis of the image.
 
-    Pixels outside of the box are left out: there a mask with a border is below 0.5.
-
-    Args:
-      first, last: the box's coordinates.
-      side: S, the number of the mask's cells.
-      length: the length of the image.
-
-    Returns:
-      The first pixel of the image whose centre is in the box. For each pixel from there on the cell
-      before its centre, int[n], counted with the border, and the weight of the cell after it,
-      float32[n].
+    `first` and `last` are the box's coordinates, `side` is the number of the mask's cells, `length`
+    that of the image's pixels. Returns the first pixel whose centre is in the box (outside of it a
+    mask with a border is below 0.5), and for each pixel from there on the cell before its centre,
+    int[n], counted with the border, and the weight of the cell after it, float32[n].
     """
     start = max(math.ceil(first - 0.5), 0)
     stop = min(math.floor(last - 0.5) + 1, length) if last > first else start

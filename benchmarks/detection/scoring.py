@@ -80,15 +80,9 @@ def _matches(evaluation: Any) -> list[Match]:
             score_of = dict(zip(row["dtIds"], row["dtScores"], strict=True))
             objects = zip(row["gtMatches"][0], row["gtIgnore"], strict=True)
             object_scores = [score_of.get(number, 0.0) for number, crowd in objects if not crowd]
-            matches.append(
-                Match(
-                    row["image_id"],
-                    row["category_id"],
-                    np.array(row["dtScores"]),
-                    row["dtMatches"][0] > 0,
-                    np.array(object_scores),
-                )
-            )
+            where, is_matched = (row["image_id"], row["category_id"]), row["dtMatches"][0] > 0
+            scores = np.array(row["dtScores"])
+            matches.append(Match(*where, scores, is_matched, np.array(object_scores)))
     return matches
 
 

@@ -32,15 +32,10 @@ def largest(values: jax.Array, eligible: jax.Array, k: jax.typing.ArrayLike) -> 
 
 
 def top_k(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """`lax.top_k`, faster for a large k: only the k largest numbers are sorted.
+    """`lax.top_k` of f32[b, n], faster for a large k: only the k largest numbers are sorted.
 
-    Args:
-        x: f32[b, n], any numbers but nan; -0.0 is below 0.0.
-        k: at most n.
-
-    Returns:
-        (values f32[b, k], the largest first, index int32[b, k]); of equal values, the one of the
-        lower index comes first.
+    Returns (values f32[b, k], the largest first, index int32[b, k]); of equal values, the one of
+    the lower index comes first. -0.0 is below 0.0; nan is not allowed.
     """
     bits = lax.bitcast_convert_type(x, jnp.uint32)
     keys = jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))  # in the order of x
@@ -55,13 +50,8 @@ def compact(mask: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     Nothing is sorted. Positions are cut into lines; the cumulative counts of the lines tell which
     line has the r-th True value, and the counts within this line give its position.
 
-    Args:
-        mask: bool[b, N].
-        count: how many positions to list.
-
-    Returns:
-        (index int32[b, count], valid bool[b, count]). Beyond a row's True values, `valid` is False
-        and `index` 0.
+    `mask` is bool[b, N]. Returns (index int32[b, count], valid bool[b, count]); beyond a row's True
+    values, `valid` is False and `index` 0.
     """
     lines = jnp.pad(mask, ((0, 0), (0, -mask.shape[1] % _LINE))).reshape(len(mask), -1, _LINE)
     until = jnp.cumsum(jnp.sum(lines, 2, dtype=jnp.int32), 1)  # [b, lines]

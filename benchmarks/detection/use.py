@@ -172,11 +172,8 @@ def scaled_photo(
 ) -> jax.Array:
     """uint8[*shape, 3] of uint8[h, w, 3]: bilinear, the values of `common.images.pixels`.
 
-    Args:
-      photo: uint8[h, w, 3].
-      shape: the shape of the result; beyond `size` its values have no meaning.
-      size: two numbers, the height and width to which the photo is scaled.
-      antialias: whether to average over the pixels, as `pixels.shrink` does, else `pixels.sample`.
+    `size` is the height and width to which the photo is scaled; beyond it the values have no
+    meaning. `antialias` averages over the pixels, as `pixels.shrink` does; else `pixels.sample`.
     """
     x, sides = photo.astype(jnp.float32), photo_sides(photo)
     for axis in (0, 1) if antialias else (1, 0):  # the order of TensorFlow's kernels

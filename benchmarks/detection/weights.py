@@ -102,11 +102,8 @@ def adopt(
     With `config.new_classes`, the library's `renew_heads` adapts the heads. CheckpointError says
     that an array of the backbone is missing or of another shape.
 
-    Args:
-      settings, library: of the detector that begins with the arrays.
-      merge: takes the arrays whose path and shape are the same.
-      params, model_state: the detector's initial arrays.
-      loaded: {"params": ..., "model_state": ...} of the other model.
+    `settings`, `library`, `params` and `model_state` are of the detector that begins with the
+    arrays; `loaded` is as in `Benchmark.adopt`, and `merge` takes what has the same path and shape.
     """
     initial = by_name(params)
     if "backbone" not in loaded["params"]:  # a ResNet's arrays

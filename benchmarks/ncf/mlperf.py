@@ -5,7 +5,7 @@ The keys are the tags of mlperf_compliance 0.0.10. No later log knows NCF.
 
 from typing import Any
 
-from benchmarks.mlperf import Entry, Facts, Run, check_optimizer
+from benchmarks.mlperf import Entry, Facts, Run, adam_tags, check_optimizer
 from benchmarks.ncf.ratings import ML_20M, TARGET
 from common.errors import ConfigError
 
@@ -53,9 +53,7 @@ def facts(run: Run) -> Facts:
         "eval_hp_num_neg": recipe["eval_negatives"],
         "opt_name": recipe["optimizer"],
         "opt_learning_rate": run.learning_rate.peak,
-        "opt_hp_Adam_beta1": recipe["adam_beta1"],
-        "opt_hp_Adam_beta2": recipe["adam_beta2"],
-        "opt_hp_Adam_epsilon": recipe["adam_epsilon"],
+        **adam_tags(run),
         "model_hp_loss_fn": "binary_cross_entropy",
         "model_hp_mf_dim": recipe["gmf_dim"],
         "model_hp_mlp_layer_sizes": list(recipe["mlp_layers"]),

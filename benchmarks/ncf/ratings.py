@@ -241,13 +241,9 @@ def load_interactions(
     """Indexes the ratings in a folder, or takes the index from `cache` if nothing has changed.
 
     The name of the file, its size, its time of modification (in seconds), `min_ratings` and `seed`
-    decide whether the cache is used.
-
-    Args:
-      data_dir: a folder that has one of `FILES`, or such a file.
-      min_ratings: users with fewer ratings are left out.
-      cache: the file that keeps the index, local or gs://; "" for none.
-      seed: None: each user's latest item is held out; otherwise one drawn with this seed.
+    decide whether the cache, a file that is local or gs://, is used; "" keeps nothing. `data_dir`
+    may also be one of `FILES`. Users with fewer than `min_ratings` are left out. `index_ratings`
+    explains `seed`.
     """
     path = locate(data_dir)
     (_, size, modified), *others = caches.file_stamps(parts(path))

@@ -130,12 +130,8 @@ def fit_vector(
 ) -> jax.Array:
     """Trains the vector f32[w] of one user with Adam; nothing else changes.
 
-    Args:
-      logits: `Ncf.logits`.
-      params: the parameters of the model.
-      vector: the vector that training begins with.
-      items: int[steps, b], the items of each step.
-      labels: bool[steps, b], whether the user has them.
+    `logits` is `Ncf.logits`; a step has the items int[steps, b], and the labels bool[steps, b] say
+    whether the user has them.
     """
     rule = optax.adam(_RATE)
 

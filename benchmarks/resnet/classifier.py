@@ -236,7 +236,10 @@ class ImageClassifier(RecordBenchmark[Source]):
         images = input_pipeline.normalize(images, batch["flip"], self._dtype, self.input_spec)
         if not keys.is_used:
             return Mixed(images, batch["label"], None, None)
-        return regularisation.erase_and_mix(keys, images, batch["label"], batch["draw"])
+        labels, seeds = batch["label"], batch["draw"]
+        if keys.random_erasing:
+            images = regularisation.erase(images, seeds, keys.random_erasing)
+        return regularisation.mix(images, labels, seeds, mixup=keys.mixup, cutmix=keys.cutmix)
 
     def predict(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]

@@ -12,8 +12,6 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from common.tensorflow import tensorflow
 
 
@@ -44,10 +42,6 @@ class Sizes:
         """Rounds the pairs (fraction of the run, pixels) to steps of a run of `total` steps."""
         starts = tuple(round(fraction * total) for fraction, _ in pairs)
         return cls(starts, tuple(int(side) for _, side in pairs), total)
-
-    def at(self, step: int) -> int:
-        """The side at a step, counted from 0."""
-        return self.pixels[int(np.searchsorted(self.starts, step, side="right")) - 1]
 
     def on_host(self, step: Any) -> Any:
         """The side int32[] at a step int64[], tensors of TensorFlow."""

@@ -11,6 +11,5 @@ A run goes through these files in this order:
     evaluation.py     batches of sentences to translate, their references, and scores
     use.py            what a trained translator is good for: it translates, and shows translations
 
-`mlperf.py` has what both translators' MLPerf logs share. `preparation/` makes the vocabulary and
-the records from text; a run imports nothing of it.
+`preparation/` makes the vocabulary and the records from text; a run imports nothing of it.
 """

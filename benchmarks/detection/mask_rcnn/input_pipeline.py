@@ -25,7 +25,6 @@ from benchmarks.detection.records import (
     NO_MASKS,
     Image,
     RecordObjects,
-    Source,
     keep_largest,
 )
 from common.data.decoding import Batch, Reader
@@ -58,8 +57,17 @@ def train_batches(
         source, copies = groups.sources[group], grouped.copies[group]
         once = source.shards
         shards = Shards(once.paths * copies, once.counts * copies, once.left_out * copies)
-        source = dataclasses.replace(source, shards=shards)
-        decode = functools.partial(_trained, source, preprocessing.shapes[group], preprocessing)
+        shape, source = preprocessing.shapes[group], dataclasses.replace(source, shards=shards)
+
+        def decode(serialized: Any, seeds: Any, only_jpeg: bool) -> dict[str, Any]:
+            image = records.read_image(serialized)
+            mirrored = tensorflow().equal(seeds[0] % 2, 1) & preprocessing.random_flip
+            image, size = padded(image, shape, preprocessing, only_jpeg, mirrored)
+            masks = masks_of_record(serialized, preprocessing.mask_size, mirrored)
+            objects = source.objects(serialized, crowds=False)
+            row = _objects(objects, masks, size, mirrored, preprocessing.max_boxes)
+            return row | {"image": image, "size": size, "draw": seeds[1]}
+
         reader = Reader(shards, pixels.jpegs_first(decode), source.check)
         return reader.train_batches(grouped.orders[group], streams[group], step)
 
@@ -72,23 +80,6 @@ def train_batches(
             yield batch | {"id": grouped.numbers(group, batch["id"])}
 
     return mixed()
-
-
-def _trained(
-    source: Source,
-    shape: tuple[int, int],
-    preprocessing: Preprocessing,
-    serialized: Any,
-    seeds: Any,
-    only_jpeg: bool,
-) -> dict[str, Any]:
-    """The leaves of an image to train on."""
-    mirrored = tensorflow().equal(seeds[0] % 2, 1) & preprocessing.random_flip
-    image, size = padded(records.read_image(serialized), shape, preprocessing, only_jpeg, mirrored)
-    masks = masks_of_record(serialized, preprocessing.mask_size, mirrored)
-    objects = source.objects(serialized, crowds=False)
-    row = _objects(objects, masks, size, mirrored, preprocessing.max_boxes)
-    return row | {"image": image, "size": size, "draw": seeds[1]}
 
 
 def eval_batches(
@@ -182,11 +173,9 @@ def _objects(
 def masks_of_record(serialized: Any, size: int, mirrored: Any = False) -> Any:
     """The `packed_masks` of the single objects of a serialized tf.train.Example."""
     tf = tensorflow()
-    number = tf.io.FixedLenFeature([], tf.int64)
     features = records.object_features(single=True) | {MASK: tf.io.RaggedFeature(tf.string)}
-    features |= {"image/height": number, "image/width": number}
     parsed = tf.io.parse_single_example(serialized, features)
-    shape = tf.cast(tf.stack([parsed["image/height"], parsed["image/width"]]), tf.int32)
+    shape = records.read_image(serialized).size
     boxes, kept = records.clipped_boxes(parsed)
     counts = tf.size(parsed[MASK]), tf.size(parsed[LABEL])
     files = tf.boolean_mask(records.if_equal(parsed[MASK], *counts, NO_MASKS), kept)

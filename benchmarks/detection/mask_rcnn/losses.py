@@ -112,9 +112,7 @@ def sample_regions(
 ) -> Regions:
     """Samples the RoIs to train the heads on, among the proposals and the true boxes.
 
-    Args:
-        proposals: f32[b, P, 4]; boxes without area are padding.
-        key: int32[b], decides the sample.
+    `proposals` are f32[b, P, 4], those without area padding; `key` int32[b] decides the sample.
     """
     valid = objects.valid
     candidates = jnp.concatenate(
@@ -149,13 +147,9 @@ def box_head_loss(
 ) -> tuple[jax.Array, jax.Array]:
     """The loss of the box head (Fast R-CNN's) on sampled RoIs.
 
-    Args:
-        logits: f32[b, R, C].
-        deltas: f32[b, R, C, 4]; only the deltas of the true class count.
-
-    Returns:
-        (class_loss f32[b], box_loss f32[b]): cross-entropy summed over the regions, and smooth L1
-        over the positive ones, both over R.
+    Of `logits` f32[b, R, C] and `deltas` f32[b, R, C, 4], only the deltas of the true class count.
+    Returns (class_loss f32[b], box_loss f32[b]): cross-entropy summed over the regions, and smooth
+    L1 over the positive ones, both over R.
     """
     count = logits.shape[1]
     entropy = cross_entropy(logits, regions.classes)
@@ -199,15 +193,9 @@ def fold_in(key: jax.Array, number: int) -> jax.Array:
 
 
 def draw_positions(eligible: jax.Array, k: jax.typing.ArrayLike, key: jax.Array) -> jax.Array:
-    """Draws k random eligible positions of each row, or all if there are fewer.
+    """bool[b, N]: k random eligible positions of each row, or all if there are fewer.
 
-    Args:
-        eligible: bool[b, N].
-        k: int32[b], or one number for all rows.
-        key: int32[b].
-
-    Returns:
-        bool[b, N].
+    `eligible` is bool[b, N], `key` int32[b], and `k` int32[b] or one number for all rows.
     """
     numbers = hash32(key[:, None], jnp.arange(eligible.shape[1])) >> 1  # 31 bits, as int32
     return selection.largest(numbers.astype(jnp.int32), eligible, k)
@@ -219,14 +207,8 @@ def sample_balanced(
     """Samples positive and negative positions of each row, the positives up to their share.
 
     Negatives replace positives that a row lacks (Fast R-CNN, arXiv:1504.08083, section 2.3;
-    torchvision's BalancedPositiveNegativeSampler).
-
-    Args:
-        positive, negative: bool[b, N], never both.
-        key: int32[b].
-
-    Returns:
-        (bool[b, N], bool[b, N]): the positives and negatives that were drawn.
+    torchvision's BalancedPositiveNegativeSampler). `positive` and `negative` are bool[b, N], never
+    both, and so are the results; `key` is int32[b].
     """
     positive = draw_positions(positive, rule.positives, key)
     missing = rule.count - jnp.sum(positive, 1, dtype=jnp.int32)
@@ -236,9 +218,7 @@ def sample_balanced(
 def unpack_masks(bits: jax.Array, side: int) -> jax.Array:
     """Masks f32[..., side, side] of 0 and 1 from bits, as `numpy.packbits` makes them.
 
-    Args:
-        bits: uint8[..., side * side / 8], row by row, the highest bit of a byte first.
-        side: side * side must be a multiple of 8.
+    `bits` are uint8[..., side * side / 8], row by row, the highest bit of a byte first.
     """
     pixels = (bits[..., None] >> jnp.arange(7, -1, -1, dtype=jnp.uint8)) & 1
     return pixels.reshape(*bits.shape[:-1], side, side).astype(jnp.float32)

@@ -25,9 +25,8 @@ _SIDE = 128  # the side of a TPU's matrix unit
 def map_levels(boxes: jax.Array, lowest: int, highest: int, canonical: float = 224.0) -> jax.Array:
     """The level of the pyramid that each RoI is pooled from: int32[..., R], `lowest` to `highest`.
 
-    Args:
-        boxes: f32[..., R, 4] in pixels. Those without area, or with nan, are of level `lowest`.
-        canonical: the side in pixels of a square box that is of level 4.
+    `boxes` are f32[..., R, 4] in pixels. Those without area, or with nan, are of level `lowest`. A
+    square box with a side of `canonical` pixels is of level 4.
     """
     side = jnp.sqrt(area(boxes))
     level = jnp.floor(4 + jnp.log2(side / canonical + 1e-6))
@@ -86,12 +85,9 @@ def align(
 def _points(spans: jax.Array, cells: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
     """The cells along an axis whose weighted sum is the mean over the points of each bin.
 
-    Args:
-        spans: f32[b, R, 2], first and last coordinate of the regions, in cells.
-        cells: int32[b, R], how many there are.
-
-    Returns:
-        (index int32, weight f32), [4, b, R, size]: the two neighbours of each point.
+    `spans` f32[b, R, 2] are the first and last coordinate of the regions, in cells, of which there
+    are `cells` int32[b, R]. Returns the two neighbours of each point: (index int32, weight f32),
+    [4, b, R, size].
     """
     first, length = spans[..., 0, None], spans[..., 1, None] - spans[..., 0, None]
     length = jnp.maximum(length, 1)

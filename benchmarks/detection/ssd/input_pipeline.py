@@ -9,9 +9,7 @@ equal chances: the complete image, which succeeds; any windows; or windows whose
 every box is above 0.1, 0.3, 0.5, 0.7 or 0.9. It then tries `max_samples` windows and takes the
 first that is valid: its sides are `side_min` to 1 of the image's, at a ratio between 1/2 and 2, and
 at least one box has its centre inside. Source: the SSD reference of MLPerf (`SSDCropping` in
-mlcommons/training), which tries one window per round. Google's entries tried 50, took the last
-valid one, and demanded an IoU above 0 where the reference has no condition; windows of a round are
-drawn alike, so that the last is as good as the first.
+mlcommons/training), which tries one window per round; docs/ssd.md has Google's rule.
 
 All random numbers of a crop are drawn at once. Only the rounds before the first complete image
 matter, 6 on average. After 64 rounds the complete image is taken, which happens to fewer than 1 of
@@ -201,13 +199,8 @@ def cut_boxes(boxes: Any, classes: Any, size: Any, crop: Any, max_boxes: int) ->
     """The boxes and classes of a crop: float32[max_boxes, 4] and int32[max_boxes], with zeros.
 
     Boxes whose centre is inside are kept, in their order; their parts outside of the crop are cut
-    off. If there are more than `max_boxes`, the largest are kept.
-
-    Args:
-      boxes: float32[n, 4] as shares of the image.
-      size: int32[2], height and width of the image in pixels.
-      classes: int32[n] from 1.
-      crop: int32[4], from `crop_window`.
+    off. If there are more than `max_boxes`, the largest are kept. `classes` are int32[n] from 1,
+    `boxes` and `size` as in `crop_window`, which returns `crop`.
     """
     tf = tensorflow()
     pixels, begin = tf.cast(size, tf.float32), tf.cast(crop[:2], tf.float32)

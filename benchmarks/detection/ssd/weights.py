@@ -101,15 +101,11 @@ def renew_heads(
     heads = {}
     for i, boxes in enumerate(settings.maps.default_boxes.boxes_per_cell, 1):
         for path in (f"head{i}/kernel", f"head{i}/bias"):
-            initial_array, other = initial[path], loaded.get(path)
-            heads[path] = initial_array
-            if (
-                other is None
-                or other.shape[:-1] != initial_array.shape[:-1]
-                or other.shape[-1] % boxes
-            ):
+            heads[path] = own = initial[path]
+            other = loaded.get(path)
+            if other is None or other.shape[:-1] != own.shape[:-1] or other.shape[-1] % boxes:
                 continue
-            new, old = (x.reshape(*x.shape[:-1], boxes, -1) for x in (initial_array, other))
+            new, old = (x.reshape(*x.shape[:-1], boxes, -1) for x in (own, other))
             columns = [old[..., :_KEPT_FEATURES], new[..., _KEPT_FEATURES:]]
-            heads[path] = np.concatenate(columns, -1).reshape(initial_array.shape)
+            heads[path] = np.concatenate(columns, -1).reshape(own.shape)
     return heads

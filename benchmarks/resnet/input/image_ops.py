@@ -218,14 +218,8 @@ def _slide(
     row, the matrix units would use only 3 of their 128 columns. A weighted sum of a few neighbours
     then moves each row by the rest. Beyond the edges the outermost pixels repeat.
 
-    Args:
-      images: float[b, h, w, c].
-      shear: f32[b], at most `steepest` in size.
-      start: f32[b].
-      width: columns of the result.
-
-    Returns:
-      float32[b, h, width, c].
+    float[b, h, w, c] to float32[b, h, width, c]; `start` and `shear` are f32[b], the latter at most
+    `steepest` in size.
     """
     b, h, w, c = images.shape
     block = _BLOCK if steepest <= _STEEP else _STEEP_BLOCK

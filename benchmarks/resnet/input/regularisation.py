@@ -17,7 +17,6 @@ import numpy as np
 
 from benchmarks.base import HostBatch
 from benchmarks.resnet.input import augment, image_ops
-from benchmarks.resnet.settings import Regularisation
 from common.data.order import hash64
 from common.hashing import uniform
 
@@ -60,15 +59,6 @@ def augment_images(policy: str, images: jax.Array, seeds: jax.Array) -> jax.Arra
     """Training images uint8[b, h, w, 3] after the operations of `config.augmentation`."""
     groups = len(images) // math.gcd(len(images), _GROUP)
     return augment.apply(augment.Policy.parse(policy), images, seeds, groups)
-
-
-def erase_and_mix(
-    keys: Regularisation, images: jax.Array, labels: jax.Array, seeds: jax.Array
-) -> Mixed:
-    """Normalised training images [b, h, w, 3] after random erasing and mixing, and labels."""
-    if keys.random_erasing:
-        images = erase(images, seeds, keys.random_erasing)
-    return mix(images, labels, seeds, mixup=keys.mixup, cutmix=keys.cutmix)
 
 
 @jax.named_scope("mix")

@@ -146,11 +146,7 @@ class Buckets:
     ) -> Buckets:
         """Puts each pair into the first bucket that holds it.
 
-        Args:
-          lengths: int[n], of the longer side of each pair; at most the last of `bounds`.
-          bounds: the lengths of the buckets, rising.
-          seed: decides the order of all epochs.
-          batch_size: over all hosts.
+        `lengths` int[n] are of the longer side of each pair, at most the last of `bounds`.
         """
         if len(lengths) < batch_size:
             raise DataError(

@@ -44,12 +44,10 @@ def search(
     beam with the lower index wins, then the token with the lower id. PAD is never chosen.
 
     Args:
-      step: continues all beams by one token.
-      cache: the cache of the first step, the same for the k beams of a sentence.
+      step, cache: as `beam_search.run` takes them.
       mask: bool[b, S], which positions of the source are not padding.
       limit: int32[b], the most tokens of each sentence, EOS included; 0 for rows of padding.
       coverage: the strength of the coverage penalty, 0 or more.
-      rules: the rules of the search; no limit may be larger than its length.
 
     Returns:
       Sequences int32[b, top, T] with EOS and then PAD, and their scores float32[b, top], the

@@ -44,12 +44,8 @@ def load(
     arguments decide whether the cache is used. Training leaves out pairs with an empty side or one
     that is longer than the last of `bucket_lengths`; to evaluate, such a source is an error.
 
-    Args:
-      settings: they name the files and the lengths.
-      split: "train" or "eval".
-      vocabulary: makes the ids; text needs `Words`.
-      count: the number of pairs to evaluate on; in text, a few lines of filling may follow them.
-      cache_dir: folder for the cache, local or gs://; "" for none.
+    Text needs `Words`. `count` is the number of pairs to evaluate on; in text, a few lines of
+    filling may follow them. `cache_dir` is local or gs://; "" keeps nothing.
     """
     paths, is_text = _find(settings, split), bool(getattr(settings, f"{split}_source"))
     longest = (settings.bucket_lengths if split == "train" else settings.eval_lengths)[-1]

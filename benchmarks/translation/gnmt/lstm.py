@@ -54,12 +54,8 @@ def lstm(
 def cell(gates: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
     """One step: c' = sigmoid(f) c + sigmoid(i) tanh(g), and the output sigmoid(o) tanh(c').
 
-    Args:
-      gates: [..., 4H], the products of input and state plus the biases: i, f, g, o in this order.
-      c: [..., H], the cells before, float32 or wider.
-
-    Returns:
-      (output, cells), [..., H] in the dtype of `c`.
+    `gates` [..., 4H] are the products of input and state plus the biases: i, f, g, o in this order;
+    `c` [..., H] are the cells before, float32 or wider. Returns (output, cells) like `c`.
     """
     i, f, g, o = _activated(gates.astype(c.dtype))
     c = f * c + i * g

@@ -117,9 +117,8 @@ class BahdanauAttention(nn.Module):
     def __call__(self, query: jax.Array, memory: Memory) -> tuple[jax.Array, jax.Array]:
         """Attends with queries [T, b, H], the outputs of the decoder's layer 0.
 
-        Returns:
-          The context [T, b, H] in the compute dtype, and the probabilities float32[T, b, S].
-          Where the mask shows nothing, they are uniform.
+        Returns the context [T, b, H] in the compute dtype, and the probabilities float32[T, b, S],
+        which are uniform where the mask shows nothing.
         """
         direction = self.gain * self.direction / jnp.linalg.norm(self.direction)
         scores = _scores(self.query(query), memory.keys, direction, self.bias)
@@ -251,17 +250,11 @@ class GNMT(nn.Module):
     def step(
         self, ids: jax.Array, cache: Cache, memory: Memory
     ) -> tuple[jax.Array, jax.Array, Cache]:
-        """The logits after one more token of each beam.
+        """(logits float32[b, k, Vp], attention float32[b, k, S], cache) after one more token.
 
-        Args:
-          ids: int32[b, k], the tokens before; 0 at the start of a sentence.
-          cache: the result of `init_cache`, or of the step before.
-          memory: the result of `encode`.
-
-        Returns:
-          (logits float32[b, k, Vp], attention float32[b, k, S], cache). Vp is V rounded up to a
-          multiple of 128; the logits of columns that are no words are -1e9. The attention is the
-          probabilities of the source positions.
+        `ids` int32[b, k] are the tokens before; 0 at the start of a sentence. Vp is V rounded up to
+        a multiple of 128; the logits of columns that are no words are -1e9. The attention is the
+        probabilities of the source positions.
         """
         new = {}
         x, new["layer_0"] = self.decoder[0].step(self._embed(ids), cache["layer_0"])

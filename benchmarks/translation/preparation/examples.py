@@ -213,18 +213,11 @@ def _start() -> None:
 def make_shard(
     vocabulary: bytes, length: int, max_tokens: int, seed: int, job: Job
 ) -> tuple[dict[str, Any], list[list[packing.Pair]]]:
-    """Encodes, shuffles and packs the pairs of a shard.
+    """Encodes, shuffles and packs the pairs of a shard into rows of `length` positions.
 
-    Args:
-        vocabulary: the content of its file.
-        length: positions of a row.
-        max_tokens: pairs with more on a side are left out, EOS included.
-        seed: decides the order.
-        job: the number of the shard, and its pairs.
-
-    Returns:
-        {"pairs", "tokens": [inputs, targets], "long": left out, "longest": tokens of the longest
-        side that was seen}; and the pairs of each row.
+    Pairs with more than `max_tokens` on a side, EOS included, are left out. `vocabulary` is the
+    content of its file. Returns {"pairs", "tokens": [inputs, targets], "long": left out, "longest":
+    tokens of the longest side that was seen}; and the pairs of each row.
     """
     number, texts = job
     pairs, longest, loaded = [], 0, _parse(vocabulary, "the vocabulary")

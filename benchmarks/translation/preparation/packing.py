@@ -18,12 +18,8 @@ def pack(pairs: Iterable[Pair], length: int, open_rows: int = 256) -> Iterator[l
 
     Pairs for `open_rows` rows are placed together, the longest first, each into the row in which it
     leaves the fewest positions free. The pairs of the emptiest rows are packed again with the next
-    pairs. The order of the rows is not random.
-
-    Args:
-      pairs: each side has 1 to `length` ids.
-      length: positions of a row, of each side.
-      open_rows: more rows at a time fill better; 1,000 pairs take about 50 ms.
+    pairs. The order of the rows is not random. Each side has 1 to `length` ids, and a row `length`
+    positions. More rows at a time fill better; 1,000 pairs take about 50 ms.
     """
     pool: list[Pair] = []
     size = 0  # the sum of the longer sides in the pool

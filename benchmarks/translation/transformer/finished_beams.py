@@ -37,11 +37,9 @@ def search(step: Step, cache: Cache, limit: jax.Array, rules: Rules) -> tuple[ja
     beam makes it greedy, except that it goes on until its best EOS is sure to win.
 
     Args:
-      step: continues all beams by one token.
-      cache: the cache of the first step, the same for the k beams of a sentence.
+      step, cache: as `beam_search.run` takes them.
       limit: int32[b], the most tokens of each sentence, EOS included; 0 for rows of padding.
-      rules: the rules of the search; no limit may be larger than its length. For a `top` above 1,
-        the search runs longer.
+      rules: for a `top` above 1, the search runs longer.
 
     Returns:
       Sequences int32[b, top, T] with EOS and then PAD, and their scores float32[b, top], the

@@ -163,15 +163,10 @@ class MultiHeadAttention(nn.Module):
         return self.out(jnp.swapaxes(context, 1, 2).reshape(x.shape))[0]
 
     def step(self, x: jax.Array, position: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
-        """Self-attention of one token [b, k, width] to the tokens up to it.
+        """Self-attention of one token [b, k, width] at `position` int32[] to the tokens up to it.
 
-        Args:
-          x: the tokens at `position`.
-          position: int32[].
-          cache: {"keys", "values"} [b, k, T, heads, head] of the tokens before.
-
-        Returns:
-          ([b, k, width], the cache with this token's key and value at `position`).
+        `cache` has {"keys", "values"} [b, k, T, heads, head] of the tokens before; it is returned
+        beside the result [b, k, width] with this token's key and value.
         """
         query, key, value = self._heads_last(self.query_key_value(x))
         update = partial(jax.lax.dynamic_update_index_in_dim, index=position, axis=2)
@@ -343,17 +338,10 @@ class Transformer(nn.Module):
     def step(
         self, ids: jax.Array, position: jax.Array, cache: Cache, memory: Memory
     ) -> tuple[jax.Array, Cache]:
-        """The logits after one more token of each beam.
+        """The logits float32[b, k, V] after one more token of each beam, and the cache.
 
-        Args:
-          ids: int32[b, k], the tokens before; 0 at position 0.
-          position: int32[], from 0.
-          cache: the result of `init_cache`, or of the step before.
-          memory: the result of `encode`.
-
-        Returns:
-          (logits float32[b, k, V], cache). V is the size of the table; the logits of rows that
-          are no words are -1e9.
+        `ids` int32[b, k] are the tokens before `position` int32[]; 0 at position 0. V is the size
+        of the table; the logits of rows that are no words are -1e9.
         """
         steps = cache[_names(1)[0]]["keys"].shape[2]
         table = jnp.asarray(positional_encoding(steps, self.width))

@@ -76,7 +76,8 @@ class Records:
         row = {}
         for side, length in zip(SIDES, (self.length, self.target_length), strict=True):
             for name in (side, f"{side}_segmentation", f"{side}_position"):
-                row[name] = _padded(parsed[name], length)
+                ids = tf.cast(parsed[name][:length], tf.int32)
+                row[name] = tf.ensure_shape(tf.pad(ids, [[0, length - tf.size(ids)]]), [length])
             if not self.packed:
                 position = tf.range(length)
                 is_token = position < tf.size(parsed[side])
@@ -196,12 +197,6 @@ def _report(source: Records, results: Sequence[dict[str, Any]] = ()) -> Records:
             share,
         )
     return source
-
-
-def _padded(values: Any, length: int) -> Any:
-    tf = tensorflow()
-    ids = tf.cast(values[:length], tf.int32)
-    return tf.ensure_shape(tf.pad(ids, [[0, length - tf.size(ids)]]), [length])
 
 
 def _scan_file(path: str, length: int, vocab_size: int, split: str) -> dict[str, Any]:
