@@ -2,8 +2,9 @@
 
 They may come from a run or from another library. The module `library` of each detector's `MODEL`
 has the names and layouts of the other library's weights: `MODEL`, `matches(source)`, `FORMER`,
-`read_settings(source)` and `theirs(path, array, values)`. Its `renew_heads` adapts the heads to new
-classes.
+`read_settings(source)`, whose KeyError and ValueError say what is missing, and `theirs(path, array,
+values)` with the `values` that it returns. Its `renew_heads(settings, initial, loaded)` adapts the
+heads to new classes: of the initial parameters and the other model's, both by path.
 """
 
 import dataclasses

@@ -49,10 +49,7 @@ class NcfUses(Items):
         self._fit = jax.jit(functools.partial(fit_vector, benchmark.logits))
 
     def check_files(self, manifest: Mapping[str, Any], source: str) -> None:
-        """Refuses ratings with other users or items, which number the rows of the model's tables.
-
-        The manifest of the checkpoint has the digest of its rows; `source` is the checkpoint.
-        """
+        """Refuses ratings with other users or items, which number the rows of the tables."""
         try:
             self._benchmark.open("train")
         except DataError as error:

@@ -16,7 +16,6 @@ import input_pipeline
 import models
 from benchmarks.base import (
     BATCH_NORM_AXIS,
-    Benchmark,
     Group,
     HostBatch,
     Identity,
@@ -72,11 +71,8 @@ class ImageClassifier(RecordBenchmark[Source]):
         self.targets = (Target("top_1_accuracy", settings.objective.target, percent=True),)
         self.bn_span = settings.model.bn_span
         rate = settings.objective.head_learning_rate
-        heads = {
-            "head decayed": Group(decayed=True, rate=rate),
-            "head not decayed": Group(rate=rate),
-        }
-        self.groups = {**Benchmark.groups, **heads}
+        decayed, others = Group(decayed=True, rate=rate), Group(rate=rate)
+        self.groups = {**self.groups, "head decayed": decayed, "head not decayed": others}
         self._dtype = architecture.PRECISIONS[settings.model.precision]
         self._sizes: Sizes | None = None
 

@@ -33,7 +33,6 @@ _PAIRS = 20  # pairs that are compared with the vocabulary
 _SAME = 0.8  # the smallest share of them with the same ids
 
 Row = dict[str, np.ndarray]  # int64[n] by the names of FEATURES; [0] where a record has none
-Columns = dict[str, tuple[np.ndarray, np.ndarray]]  # name -> (values, splits) of several records
 
 
 def features() -> dict[str, Any]:
@@ -42,16 +41,11 @@ def features() -> dict[str, Any]:
     return {name: tf.io.RaggedFeature(tf.int64) for name in FEATURES}
 
 
-def columns(serialized: Any) -> Columns:
-    """Parses serialized records: record i has values[splits[i] : splits[i + 1]] of each name."""
+def parse(serialized: Any) -> list[Row]:
+    """The rows of serialized records."""
     parsed = tensorflow().io.parse_example(serialized, features())
-    return {name: (v.values.numpy(), v.row_splits.numpy()) for name, v in parsed.items()}
-
-
-def split(columns: Columns) -> list[Row]:
-    """The rows of several records."""
-    parts = [np.split(values, splits[1:-1]) for values, splits in columns.values()]
-    return [dict(zip(columns, row, strict=True)) for row in zip(*parts, strict=True)]
+    parts = [np.split(x.values.numpy(), x.row_splits.numpy()[1:-1]) for x in parsed.values()]
+    return [dict(zip(parsed, row, strict=True)) for row in zip(*parts, strict=True)]
 
 
 def is_packed(row: Row) -> bool:
@@ -161,7 +155,7 @@ def read_pairs(paths: Sequence[str], max_records: int | None = None) -> Iterator
         try:
             serialized = itertools.islice(records.read_shard(path), max_records)
             while chunk := [*itertools.islice(serialized, _CHUNK)]:
-                for row in split(columns(chunk)):
+                for row in parse(chunk):
                     for pair in pairs(row):
                         yield [ids[:-1] for ids in pair]
         except read_errors() as error:

@@ -55,11 +55,7 @@ class TranslatorUses(Sentences):
         self.lengths, self.beams = benchmark.settings.eval_lengths, benchmark.settings.beam_size
 
     def check_files(self, manifest: Mapping[str, Any], source: str) -> None:
-        """Opens the vocabulary in the data folder; UserError if it is missing, or another one.
-
-        The checkpoint's manifest has the digest of the model's vocabulary; `source` names the
-        checkpoint in messages.
-        """
+        """Opens the vocabulary in the data folder; UserError if it is missing, or another one."""
         try:
             now = self._benchmark.metadata["vocabulary"]
         except DataError as error:

@@ -59,10 +59,9 @@ def matches(source: Foreign) -> bool:
 
 
 def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """The values of the config's keys that describe the model in a file, and (note, key) pairs.
+    """The config's keys that describe the model in a file, and (note, key) pairs.
 
-    DataError: the file has another detector of torchvision's. KeyError and ValueError name what is
-    missing.
+    DataError: the file has another detector of torchvision's.
     """
     arrays, notes = source.arrays, []
     if "rpn.head.conv.1.0.weight" in arrays:
@@ -114,10 +113,7 @@ def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]
 
 
 def theirs(path: str, array: np.ndarray, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Our array, such as "params/box_head/dense1/kernel", by torchvision's name and layout.
-
-    `values` are the config's values that `read_settings` returns.
-    """
+    """Our array, such as "params/box_head/dense1/kernel", by torchvision's name and layout."""
     module, leaf = split(path)
     if module.startswith("backbone/"):
         rows = PLAIN.theirs(path.replace("backbone/", "", 1), array)
@@ -137,10 +133,7 @@ def theirs(path: str, array: np.ndarray, values: Mapping[str, Any]) -> dict[str,
 def renew_heads(
     settings: object, initial: Mapping[str, np.ndarray], loaded: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """The last layers' arrays of a Mask R-CNN that begins with a model for other classes.
-
-    `initial` are its initial parameters by path, `loaded` the other Mask R-CNN's parameters.
-    """
+    """The last layers' arrays of a Mask R-CNN that begins with a model for other classes."""
     del settings
     heads = {}
     for layer, (size, is_mean) in _CLASS_LAYERS.items():

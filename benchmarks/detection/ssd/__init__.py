@@ -136,7 +136,6 @@ class Ssd(Detector[records.Source]):
     def predict(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]
     ) -> dict[str, jax.Array]:
-        """The best detections of each image, in pixels of the original; score 0 is padding."""
         images = normalize(batch["image"], None, self.settings.backbone.dtype)
         outputs: Any = self._model.apply({"params": params, **model_state}, images, train=False)
         deltas, logits = models.join(outputs, 1 + self.classes)

@@ -80,12 +80,9 @@ class DefaultBoxes:
     def boxes(self) -> np.ndarray:
         """All default boxes, by map, then row, column and shape.
 
-        A convolution's output [b, rows, columns, boxes_per_cell * c] thus only needs to be reshaped
-        to [b, rows * columns * boxes_per_cell, c]. The original puts the shapes before the rows.
-
-        Returns:
-            float64[N, 4]: (centre y, centre x, height, width) as shares of the image, each
-            of the four clipped to 0 .. 1. The corners may lie outside of the image.
+        float64[N, 4]: (centre y, centre x, height, width) as shares of the image, each of the four
+        clipped to 0 .. 1. The corners may lie outside of the image. In this order a convolution's
+        output [b, rows, columns, boxes_per_cell * c] only needs to be reshaped.
         """
         boxes = []
         for centres, shapes in self.grids:
@@ -155,11 +152,7 @@ def deltas(outputs: Sequence[jax.Array], num_logits: int) -> list[jax.Array]:
 
 
 def join(outputs: Sequence[jax.Array], num_logits: int) -> tuple[jax.Array, jax.Array]:
-    """The predictions for the N default boxes of all maps, from what `SSD` returns.
-
-    Returns:
-        (deltas float32[b, N, 4], logits float32[b, N, num_logits]).
-    """
+    """(deltas float32[b, N, 4], logits float32[b, N, num_logits]) of all that `SSD` returns."""
     logits = jnp.concatenate([y[..., :num_logits] for y in outputs], 1)
     joined = jnp.concatenate(deltas(outputs, num_logits), 1)
     dtype = jnp.promote_types(logits.dtype, jnp.float32)
@@ -178,10 +171,8 @@ class SSD(nn.Module):
     def __call__(self, images: jax.Array, train: bool) -> list[jax.Array]:
         """Predicts from each map of images float[b, H, W, 3], already normalised.
 
-        Returns:
-            For each map [b, n, width] in the compute dtype, for its n default boxes in the order
-            row, column, shape. Columns are the logits (0 is the background), the four deltas, and
-            zeros.
+        For each map [b, n, width] in the compute dtype, for its n default boxes in the order row,
+        column, shape. Columns are the logits (0 is the background), the four deltas, and zeros.
         """
         dtype = self.backbone.dtype
         conv = partial(nn.Conv, dtype=dtype, kernel_init=nn.initializers.xavier_uniform())

@@ -35,10 +35,7 @@ def matches(source: Foreign) -> bool:
 
 
 def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """The values of the config's keys that describe the model in a file, and no notes.
-
-    KeyError and ValueError say what is missing.
-    """
+    """The config's keys that describe the model in a file, and no notes."""
     arrays = source.arrays
     blocks = [
         sum(f"model.{stage}.{i}.conv1.weight" in arrays for i in range(100))
@@ -74,7 +71,7 @@ def theirs(path: str, array: np.ndarray, values: Mapping[str, Any]) -> dict[str,
     """An array, such as "params/extra1_conv1/kernel", by the reference's names and layout.
 
     An array of a head becomes two: of the deltas and of the classes, both with the shapes of the
-    boxes last, while here they come first. `read_settings` returns `values`.
+    boxes last, while here they come first.
     """
     module, leaf = split(path)
     if module.startswith("backbone/"):
@@ -95,8 +92,7 @@ def renew_heads(
 ) -> dict[str, np.ndarray]:
     """The heads' arrays of an SSD that begins with the heads for other classes, by path.
 
-    `initial` are its initial parameters by path, `loaded` the other SSD's; heads with other maps or
-    boxes are not used.
+    Loaded heads with other maps or boxes are not used.
     """
     heads = {}
     for i, boxes in enumerate(settings.maps.default_boxes.boxes_per_cell, 1):

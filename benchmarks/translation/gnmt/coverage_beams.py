@@ -109,9 +109,6 @@ def _extend(
 
 
 def _log_coverage(attention: jax.Array, mask: jax.Array) -> jax.Array:
-    """The coverage penalty, the sum over the source of log(min(attention, 1)): float32[b, k].
-
-    attention: float32[b, k, S]; mask: bool[b, S].
-    """
+    """float32[b, k]: the coverage penalty, the sum over S of log(min(attention, 1))."""
     counts = mask[:, None] & (attention > 0)
     return jnp.sum(jnp.log(jnp.where(counts, jnp.minimum(attention, 1.0), 1.0)), axis=2)

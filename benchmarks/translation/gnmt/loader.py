@@ -53,9 +53,14 @@ def load(
     key = json.dumps([facts, caches.file_stamps(paths)])
 
     def read() -> Corpus:
+        kept = longest if split == "train" else None  # training leaves out longer ones
+        if is_text:
+            corpus = read_text(paths, vocabulary, kept)
+        else:
+            corpus = read_records(paths, split, vocabulary.size, kept)
         if split == "train":
-            return _select_usable(_read(paths, is_text, vocabulary, split, longest), longest)
-        return _check_sentences(_read(paths, is_text, vocabulary, split, None), longest, count)
+            return _select_usable(corpus, longest)
+        return _check_sentences(corpus, longest, count)
 
     cache = f"{cache_dir}/{split}.npz" if cache_dir else ""
     corpus = caches.cached_arrays(Corpus, cache, key, read)
@@ -79,15 +84,6 @@ def _find(settings: "Settings", split: str) -> tuple[str, ...]:
             f"leave both empty to read the records {split}_files"
         )
     return files.find_shards(data_dir, records, split, marker="*")
-
-
-def _read(
-    paths: tuple[str, ...], is_text: bool, vocabulary: Vocabulary, split: str, longest: int | None
-) -> Corpus:
-    """All pairs; keeps only the lengths of sentences of more than `longest` tokens."""
-    if is_text:
-        return read_text(paths, vocabulary, longest)
-    return read_records(paths, split, vocabulary.size, longest)
 
 
 def _select_usable(corpus: Corpus, longest: int) -> Corpus:
@@ -237,7 +233,7 @@ def _read_file(path: str, vocab_size: int) -> _File:
     packed: set[bool] = set()  # whether records are packed
 
     def add(chunk: Any, first: int) -> None:
-        for number, row in enumerate(schema.split(schema.columns(chunk)), first):
+        for number, row in enumerate(schema.parse(chunk), first):
             packed.add(schema.is_packed(row))
             wrong = schema.error(row, vocab_size)
             if len(packed) > 1:

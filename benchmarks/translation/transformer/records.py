@@ -205,7 +205,7 @@ def _scan_file(path: str, length: int, vocab_size: int, split: str) -> dict[str,
     facts |= {"sizes": {}, "left_out": []}  # sizes: how many packed rows have which length
 
     def check(chunk: Any, first: int) -> None:
-        for i, row in enumerate(schema.split(schema.columns(chunk)), first):
+        for i, row in enumerate(schema.parse(chunk), first):
             record, packed = record_name(path, i), schema.is_packed(row)
             if wrong := schema.error(row, vocab_size):
                 raise DataError(f"{record}: {wrong}")
