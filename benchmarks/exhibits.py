@@ -30,13 +30,6 @@ def thumbnail(encoded: bytes, side: int) -> Any:
     return image
 
 
-def png(figure: Any) -> bytes:
-    """A figure of matplotlib as a PNG."""
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=100)
-    return file.getvalue()
-
-
 def even_groups(values: np.ndarray, max_groups: int) -> list[np.ndarray]:
     """The indices of values int[n] in at most `max_groups` groups, the least values first.
 

@@ -57,8 +57,7 @@ def check_optimizer(run: Run, name: str, *optimizers: str) -> None:
 def drop_steps(run: Run, name: str) -> list[int]:
     """The steps in config.learning_rate_decay_steps, at which the learning rate drops.
 
-    Raises:
-      ConfigError: the schedule is not 'step', or the drops are not steps.
+    ConfigError: the schedule is not 'step', or the drops are not steps.
     """
     schedule = run.recipe["learning_rate_schedule"]
     text = run.recipe["learning_rate_decay_steps"]
@@ -116,11 +115,7 @@ class Entry:
 
 
 def entry(benchmark: str, form: str = "") -> Entry:
-    """How MLPerf runs `benchmark`, a folder in benchmarks/.
-
-    Raises:
-      ConfigError: MLPerf does not know the benchmark, or has no log of this form for it.
-    """
+    """How MLPerf runs `benchmark`; ConfigError if it does not know it, or has no such log."""
     rules = _module(benchmark).ENTRY
     if form and form not in rules.targets:
         raise ConfigError(
@@ -136,11 +131,7 @@ def entries() -> dict[str, Entry]:
 
 
 def facts(benchmark: str, run: Run) -> Facts:
-    """What the log of a run says about its benchmark.
-
-    Raises:
-      ConfigError: MLPerf does not know the benchmark, or its log cannot describe the recipe.
-    """
+    """What the log of a run says about its benchmark; ConfigError if it cannot describe it."""
     return _module(benchmark).facts(run)
 
 

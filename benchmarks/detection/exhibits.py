@@ -6,6 +6,7 @@ concern those that a user would look at, with a score of `MIN_SCORE` or more.
 """
 
 import dataclasses
+import io
 import json
 import logging
 from collections import defaultdict
@@ -17,7 +18,7 @@ import numpy as np
 from benchmarks.detection import coco, records
 from benchmarks.detection.coco import Annotations
 from benchmarks.detection.scoring import Quality
-from benchmarks.exhibits import CLASSES, csv_file, percent, png, thumbnail
+from benchmarks.exhibits import CLASSES, csv_file, percent, thumbnail
 from benchmarks.uses import Exhibit, Picture
 from common.data import shards
 from common.errors import one_line
@@ -173,7 +174,9 @@ class Artist:
             self._draw_objects(right, photo, self._true(photo))
             left.set_title(f"image {photo.image_id}: found", fontsize=8)
             right.set_title(f"image {photo.image_id}: true", fontsize=8)
-        return png(figure)
+        file = io.BytesIO()
+        figure.savefig(file, format="png", dpi=100)
+        return file.getvalue()
 
     def _true(self, photo: Photo) -> dict[str, Any]:
         """The true objects of a photo, in the same columns as detections."""

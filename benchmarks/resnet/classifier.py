@@ -281,10 +281,7 @@ class ImageClassifier(RecordBenchmark[Source]):
     # What it may have besides.
 
     def keeps_statistics(self, norm_examples: int) -> bool:
-        """Whether training uses BatchNorm's running statistics and never updates them.
-
-        `norm_examples` is the number of images of a batch that share statistics.
-        """
+        """Whether training uses BatchNorm's running statistics and never updates them."""
         chosen = self.settings.objective.bn_statistics
         if chosen != "auto":
             return chosen == "frozen"

@@ -59,10 +59,7 @@ def accuracies(logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
 
 
 def best_classes(logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
-    """The five best classes int32[b, 5], the best first, and their probabilities f32[b, 5].
-
-    Also the probability of the label, f32[b].
-    """
+    """The five best classes int32[b, 5], their probabilities f32[b, 5], and the label's f32[b]."""
     best, top = jax.lax.top_k(logits, min(5, logits.shape[-1]))
     of_label = jnp.take_along_axis(logits, labels[:, None], axis=-1)
     total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)

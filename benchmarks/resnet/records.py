@@ -30,10 +30,8 @@ def open_records(where: RecordFiles, num_classes: int) -> Source:
     Each file is read through once to count and check its records, unless the folder's data manifest
     describes it. `num_classes` is the config's number; 0 takes the number of the data.
 
-    Raises:
-      ConfigError: the data hold more than `num_classes` classes.
-      DataError: no file matches; a key is missing, a label is out of range, or a record is damaged
-        or not an image (the file and record are named).
+    ConfigError: the data hold more than `num_classes` classes. DataError: no file matches; or names
+    the record that lacks a key, has a label out of range, is damaged or not an image.
     """
     data_dir, patterns, split, cache, trust_manifest = where
     paths = files.find_shards(data_dir, patterns, split)
@@ -58,13 +56,9 @@ def open_records(where: RecordFiles, num_classes: int) -> Source:
 def valid_labels(num_classes: int, data_classes: int) -> range:
     """The labels that records may have: 1..K; of 1001 classes 0..1000, where 0 is the background.
 
-    Args:
-      num_classes: `config.num_label_classes`; 0 takes `data_classes`, else ImageNet's 1,000.
-      data_classes: how many classes the data manifest names; 0 without a manifest. If it names
-        1001 classes, none of them is a background.
-
-    Raises:
-      ConfigError: the data manifest names more than `num_classes` classes.
+    `num_classes` is `config.num_label_classes`; 0 takes `data_classes`, else ImageNet's 1,000. The
+    data manifest names `data_classes`; 0 without one. If it names 1001 classes, none of them is a
+    background. ConfigError: it names more than `num_classes`.
     """
     num_classes = num_classes or data_classes or IMAGENET["classes"]
     if num_classes < data_classes:

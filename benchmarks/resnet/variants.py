@@ -251,10 +251,7 @@ def compose_stochastic_depth(model: ResNet, last: float, seeds: jax.Array) -> Re
 
 
 def branch_factors(rate: float, seeds: jax.Array, block: int) -> jax.Array:
-    """f32[b]: 0 for a row with probability `rate`, and 1 / (1 - rate) for the others.
-
-    `seeds` int32[b] has one for each row; `block` is the number of the block.
-    """
+    """f32[b] for seeds int32[b]: 0 with probability `rate`, and 1 / (1 - rate) otherwise."""
     stays = hash32(seeds, _DROP_PATH_SITE, block) >= jnp.uint32(round(rate * 2**32))
     return jnp.where(stays, jnp.float32(1 / (1 - rate)), 0)
 

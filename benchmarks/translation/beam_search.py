@@ -73,10 +73,7 @@ def run(
 
 
 def log_probabilities(logits: jax.Array, vocab_size: int) -> jax.Array:
-    """The log probabilities of the first `vocab_size` ids; -inf for PAD and for further ids.
-
-    `logits` are float[..., V or more]; the result is float32 of the same shape.
-    """
+    """The log probabilities float32 of logits [..., V or more]; -inf for PAD and further ids."""
     ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     masked = jnp.where(ids < vocab_size, logits.astype(jnp.float32), -jnp.inf)
     return jnp.where(ids == PAD, -jnp.inf, jax.nn.log_softmax(masked))

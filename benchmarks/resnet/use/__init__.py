@@ -33,10 +33,7 @@ def foreign_settings(file: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
 
 
 def foreign_weights(source: Foreign, space_to_depth: bool) -> Imported:
-    """The weights in a file as the ResNet that the file describes.
-
-    `space_to_depth` is whether the stem takes blocks of 2x2 pixels.
-    """
+    """The weights in a file as the ResNet that the file describes, with such a stem."""
     values, _ = weights.read_settings(source)
     keys = {"precision": "float32", "batch_norm": "plain", "bn_span": 1, "bn_momentum": 0.9}
     fields = {field.name for field in dataclasses.fields(Architecture)}

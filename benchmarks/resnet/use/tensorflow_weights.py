@@ -67,10 +67,7 @@ def match(
 def expected(
     depth: int, version: str, stage1_projection: bool, stem: Shape
 ) -> tuple[Layers, Layers]:
-    """The convolutions and the BatchNorms of a ResNet in the order in which TensorFlow makes them.
-
-    `stem` is the shape of the first kernel.
-    """
+    """The convolutions, the first of shape `stem`, and the BatchNorms, in TensorFlow's order."""
     sizes, block = models.DEPTHS[depth]
     is_wide, is_second, filters = block is models.BottleneckBlock, version == "2", stem[-1]
     convs = [("conv_stem", (*_STEMS.get(stem[-2], _STEMS[3]), filters))]
