@@ -75,7 +75,40 @@ class TranslatorUses(Sentences):
     def programs(self, params: Any, model_state: Any) -> dict[str, ExportableProgram]:
         """The translator with its beam search inside: ids in, ids and scores out."""
         del model_state
-        return {"": make_program(self._benchmark, params)}
+        benchmark = self._benchmark
+        params = jax.tree.map(jnp.asarray, params)
+        length, beams = benchmark.settings.eval_lengths[-1], benchmark.settings.beam_size
+
+        def translate(source: jax.Array) -> tuple[jax.Array, jax.Array]:
+            tokens, scores = benchmark.n_best(params, source[None], beams)
+            return tokens[0], scores[0]
+
+        def compute(inputs: Arrays) -> Arrays:
+            # One after another, so that no translation depends on the others even by rounding.
+            tokens, scores = jax.lax.map(translate, inputs["sources"])
+            return {"tokens": tokens, "scores": scores}
+
+        def examples(pictures: Sequence[bytes]) -> Sequence[tuple[Arrays, None]]:
+            del pictures
+            draw = np.random.default_rng(0)
+            rows = np.zeros((3, length), np.int32)
+            for row, size in zip(rows, (1, length // 4, length // 2), strict=True):
+                row[:size] = draw.integers(EOS + 1, benchmark.vocabulary_size, size)
+                row[size] = EOS
+            return [({"sources": rows}, None), ({"sources": rows[:1]}, None)]
+
+        folder, pattern = benchmark.settings.data_dir, benchmark.settings.vocabulary_file
+        vocabulary = epath.Path(files.find(folder, pattern, "vocabulary")[0])
+        program = ExportableProgram(
+            task=f"translates sentences into {benchmark.language!r}. Their ids are from "
+            f"`{vocabulary.name}`, which {_READERS[benchmark.vocabulary.kind]}",
+            compute=compute,
+            inputs={"sources": (f"batch, {length}", np.int32)},
+            meaning=_MEANING,
+            examples=examples,
+            files={vocabulary.name: vocabulary.read_bytes()},
+        )
+        return {"": program}
 
     def encode(self, text: str) -> list[int]:
         """The ids of a sentence with EOS at its end; no ids for an empty sentence."""
@@ -224,40 +257,4 @@ def bleu_by_length(sentences: Sequence[Sentence], lengths: np.ndarray) -> Exhibi
         "vocabulary, and beside it their number. The mark is the BLEU of all sentences.",
         bars=bars,
         files={"bleu_by_length.csv": csv_file(head, table)},
-    )
-
-
-def make_program(benchmark: Translator, params: Any) -> ExportableProgram:
-    """The program of a translator."""
-    params = jax.tree.map(jnp.asarray, params)
-    length, beams = benchmark.settings.eval_lengths[-1], benchmark.settings.beam_size
-
-    def translate(source: jax.Array) -> tuple[jax.Array, jax.Array]:
-        tokens, scores = benchmark.n_best(params, source[None], beams)
-        return tokens[0], scores[0]
-
-    def compute(inputs: Arrays) -> Arrays:
-        # One after another, so that no translation depends on the others even by rounding.
-        tokens, scores = jax.lax.map(translate, inputs["sources"])
-        return {"tokens": tokens, "scores": scores}
-
-    def examples(pictures: Sequence[bytes]) -> Sequence[tuple[Arrays, None]]:
-        del pictures
-        draw = np.random.default_rng(0)
-        rows = np.zeros((3, length), np.int32)
-        for row, size in zip(rows, (1, length // 4, length // 2), strict=True):
-            row[:size] = draw.integers(EOS + 1, benchmark.vocabulary_size, size)
-            row[size] = EOS
-        return [({"sources": rows}, None), ({"sources": rows[:1]}, None)]
-
-    folder, pattern = benchmark.settings.data_dir, benchmark.settings.vocabulary_file
-    vocabulary = epath.Path(files.find(folder, pattern, "vocabulary")[0])
-    return ExportableProgram(
-        task=f"translates sentences into {benchmark.language!r}. Their ids are from "
-        f"`{vocabulary.name}`, which {_READERS[benchmark.vocabulary.kind]}",
-        compute=compute,
-        inputs={"sources": (f"batch, {length}", np.int32)},
-        meaning=_MEANING,
-        examples=examples,
-        files={vocabulary.name: vocabulary.read_bytes()},
     )

@@ -19,14 +19,7 @@ import numpy as np
 from benchmarks.detection import records
 from benchmarks.detection.mask_rcnn.aspect_ratio_groups import AspectRatioGroups, GroupedOrder
 from benchmarks.detection.mask_rcnn.settings import Preprocessing
-from benchmarks.detection.records import (
-    LABEL,
-    MASK,
-    NO_MASKS,
-    Image,
-    RecordObjects,
-    keep_largest,
-)
+from benchmarks.detection.records import Image, RecordObjects
 from common.data.decoding import Batch, Reader
 from common.data.shards import Shards
 from common.images import pixels
@@ -167,18 +160,18 @@ def _objects(
     left, right = tf.where(mirrored, 1 - x1, x0), tf.where(mirrored, 1 - x0, x1)
     boxes = tf.stack([y0, left, y1, right], axis=1) * tf.tile(size, [2])
     leaves = {"boxes": boxes, "classes": objects.classes, "masks": masks}
-    return keep_largest(leaves, objects.boxes, max_boxes)
+    return records.keep_largest(leaves, objects.boxes, max_boxes)
 
 
 def masks_of_record(serialized: Any, size: int, mirrored: Any = False) -> Any:
     """The `packed_masks` of the single objects of a serialized tf.train.Example."""
     tf = tensorflow()
-    features = records.object_features(single=True) | {MASK: tf.io.RaggedFeature(tf.string)}
+    features = records.object_features(single=True) | {records.MASK: tf.io.RaggedFeature(tf.string)}
     parsed = tf.io.parse_single_example(serialized, features)
     shape = records.read_image(serialized).size
     boxes, kept = records.clipped_boxes(parsed)
-    counts = tf.size(parsed[MASK]), tf.size(parsed[LABEL])
-    files = tf.boolean_mask(records.if_equal(parsed[MASK], *counts, NO_MASKS), kept)
+    counts = tf.size(parsed[records.MASK]), tf.size(parsed[records.LABEL])
+    files = tf.boolean_mask(records.if_equal(parsed[records.MASK], *counts, records.NO_MASKS), kept)
     corners = tf.boolean_mask(boxes, kept) * tf.tile(tf.cast(shape, tf.float32), [2])
     return packed_masks(files, corners, shape, size, mirrored)
 

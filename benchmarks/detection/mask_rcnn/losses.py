@@ -78,8 +78,7 @@ def rpn_loss(
     """The loss of the region proposal network on a random sample of each image's anchors.
 
     Args:
-        logits, deltas: of each level, f32[b, n] and f32[b, n, 4].
-        anchors: of each level, f32[n, 4].
+        logits, deltas, anchors: of each level, f32[b, n], f32[b, n, 4] and f32[n, 4].
         rule: with `share` of positives at most, the others are negatives.
         key: int32[b], decides the sample.
 

@@ -251,9 +251,7 @@ def propose(
     Equal logits are in the order of the levels and anchors. Gradients do not pass.
 
     Args:
-        logits: of each level, f32[b, n].
-        deltas: of each level, f32[b, n, 4].
-        anchors: of each level, f32[n, 4] in pixels.
+        logits, deltas, anchors: of each level, f32[b, n], f32[b, n, 4] and f32[n, 4] in pixels.
         sizes: f32[b, 2], height and width of the image without padding; boxes are cut to it, and
             those without area then are left out.
         before_nms: how many boxes of a level, with the highest logits, take part in the NMS.

@@ -247,8 +247,7 @@ class Reader:
             boxes = [(line, row) for line, row in rows if any(row[side] for side in _SIDES)]
             split = splits.split_of(first["split"]) or splits.split_of(file)
             size = size_of(first["height"], first["width"])
-            more = {"size": size, "split": split, "relative": relative}
-            yield entry(file, names, boxes, self._row, **more)
+            yield entry(file, names, boxes, self._row, size=size, split=split, relative=relative)
 
     def _row(self, row: dict[str, str]) -> Object:
         sides = tuple(float(row[side]) for side in _SIDES)
