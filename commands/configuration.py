@@ -51,9 +51,10 @@ def resolve(recipe: Recipe | None, mode: str, workdir: str) -> Settings:
     if previous and (evaluates or config.init_from or previous["config"].get("init_from")):
         model, whole = previous, evaluates
     elif config.init_from:
-        model = foreign.find(config.init_from, "--config.init_from")
-        if not model and mode != "import":
-            model = model_source.peek(config.init_from)
+        flag = "--config.init_from"
+        path = locations.check_path(config.init_from, flag, foreign.NAMES)
+        file = foreign.find(path, flag)
+        model = file or (None if mode == "import" else model_source.peek(path))
     if model:
         values, remarks = benchmarks.adopted_values(config, model, recipe.given, whole)
         for key, value in values.items():

@@ -52,10 +52,8 @@ def run(request: Request, options: Options, model: model_source.Model) -> int:
     users = read_lines(request.sources, "", request.out)
     histories = read_lines([options.items] if options.items else [], "a title", request.out)
     recommender = Recommender(model, options, request.batch_size)
-    say(
-        f"{model.source}: {len(recommender.items.ids):,} items; loaded in "
-        f"{time.monotonic() - started:.1f} s"
-    )
+    seconds = time.monotonic() - started
+    say(f"{model.source}: {len(recommender.items.ids):,} items; loaded in {seconds:.1f} s")
     done = errors = 0
 
     def rows() -> Iterator[Row]:
