@@ -6,7 +6,7 @@ from typing import Any
 
 import benchmarks
 from commands import MODES
-from common import keys
+from common import foreign, keys
 from engine import locations
 from engine.checkpoint import model_source
 from engine.plan import Settings, read_settings
@@ -51,7 +51,9 @@ def resolve(recipe: Recipe | None, mode: str, workdir: str) -> Settings:
     if previous and (evaluates or config.init_from or previous["config"].get("init_from")):
         model, whole = previous, evaluates
     elif config.init_from:
-        path, file = model_source.find(config.init_from, "--config.init_from")
+        flag = "--config.init_from"
+        path = locations.check_path(config.init_from, flag, foreign.NAMES)
+        file = foreign.find(path, flag)
         model = file or (None if mode == "import" else model_source.peek(path))
     if model:
         values, remarks = benchmarks.adopted_values(config, model, recipe.given, whole)

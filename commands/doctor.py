@@ -119,10 +119,11 @@ def run(settings: Settings, as_json: bool, full: bool = False, hosts: Any = None
     with tempfile.TemporaryDirectory() as scratch:
         is_first = not hosts or hosts[0].index == 0  # one host's index serves all of them
         case = Case(settings, scratch, full and is_first, hosts)
-        for name, (check, fix) in _CHECKS.items():
+        for name, check in _CHECKS.items():
             try:
                 findings = list(check(case))
             except Exception as error:  # of users, and of each file system
+                fix = _FIXES.get(name, "see the message")
                 findings = [Finding("fail", one_line(error), fix)]
             for status, text, fix in findings:
                 failures = [row["text"] for row in rows if row["status"] == "fail"]
@@ -272,13 +273,13 @@ def _initial_weights(case: Case) -> Iterator[Finding]:
     if case.resumes:
         return
     if case.settings.init_from:
-        notes: list[str] = []
         weights, adoption = saver.read_weights(case.programs, case.state)
         try:
             notes = saver.compare_origin(case.programs, weights, adoption)
-        except DataError as error:
-            if isinstance(error, OtherData):
-                raise  # else the check of the data has said it
+        except OtherData:
+            raise
+        except DataError:  # the check of the data has said it
+            notes = []
         yield Finding("ok", f"{weights.source}: {adoption.summary}")
         yield from (Finding("warn", note) for note in notes)
         return
@@ -302,24 +303,24 @@ def _hosts(case: Case) -> Iterator[Finding]:
 
 
 _WEIGHTS = "set --config.init_from to a workdir, one of its checkpoints, or a file of weights"
-_CHECKS = {  # by name (the check, what to do where it raises an error)
-    "versions": (_versions, "see the message"),
-    "TPU in use": (_tpu_in_use, "see the message"),
-    "hosts": (_hosts, "see the message"),
-    "GPUs": (_gpus, "see the message"),
-    "devices": (_devices, "see the message"),
-    "workdir": (
-        _workdir,
-        "choose another --workdir; in a bucket the VM's service account needs roles/storage.admin",
-    ),
-    "data": (
-        _data,
-        "see the message; or set --config.data_dir, repair that, or prepare the data again; in a "
-        "bucket the VM's service account needs roles/storage.objectViewer",
-    ),
-    "records": (_records, "see the message"),
-    "plan": (_plan, "see the message"),
-    "memory": (_memory, "see the message"),
-    "checkpoint": (_checkpoint, "see the message"),
-    "initial weights": (_initial_weights, _WEIGHTS),
+_CHECKS = {
+    "versions": _versions,
+    "TPU in use": _tpu_in_use,
+    "hosts": _hosts,
+    "GPUs": _gpus,
+    "devices": _devices,
+    "workdir": _workdir,
+    "data": _data,
+    "records": _records,
+    "plan": _plan,
+    "memory": _memory,
+    "checkpoint": _checkpoint,
+    "initial weights": _initial_weights,
+}
+_FIXES = {  # what to do where a check raises an error whose message does not say it
+    "workdir": "choose another --workdir; in a bucket the VM's service account needs "
+    "roles/storage.admin",
+    "data": "see the message; or set --config.data_dir, repair that, or prepare the data again; in "
+    "a bucket the VM's service account needs roles/storage.objectViewer",
+    "initial weights": _WEIGHTS,
 }

@@ -8,8 +8,8 @@ import logging
 import numpy as np
 from etils import epath
 
+from common import foreign
 from common.errors import CheckpointError, ConfigError
-from engine.checkpoint import model_source
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.manifest import array_differences, describe_arrays, describe_run
 from engine.plan import Programs, Settings, make_plan
@@ -32,7 +32,7 @@ def run(settings: Settings) -> None:
     programs = Programs.make(settings, trains=False)  # the run is opened when all fits
     benchmark = programs.benchmark
     path = settings.init_from
-    file = model_source.find(path, "--config.init_from")[1] if path else ""
+    file = foreign.find(path, "--config.init_from") if path else ""
     imported = benchmark.uses.read_foreign(file) if file else None
     if imported is None:
         problem = " is not a file or folder of another library's weights, which --mode=import reads"

@@ -1,4 +1,4 @@
-"""Files of text: their encoding, their lines, and the sentences of WMT's .sgm."""
+"""Texts of users: their encoding, their lines, the sentences of WMT's .sgm; and as shown."""
 
 import codecs
 import re
@@ -76,3 +76,14 @@ def limited_lines(file: Any, name: str, kind: type[UserError] = DataError) -> It
             mib = limits.LINE_BYTES / (1 << 20)
             raise kind(f"{name}, line {number} is longer than {mib:g} MiB: split it")
         yield line
+
+
+def path_text(path: str) -> str:
+    """A path as text for programs; only bytes that are not UTF-8 are written as \\udcXX."""
+    return path.encode(errors="backslashreplace").decode()
+
+
+def shown(path: str) -> str:
+    """A path as text for the user: `path_text` without control characters."""
+    text = path_text(path)
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

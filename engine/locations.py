@@ -64,12 +64,13 @@ def data_dir(config: Keys) -> str:
     return fallback
 
 
-def check_path(path: str, source: str) -> str:
+def check_path(path: str, source: str, names: tuple[str, ...] = ()) -> str:
     """Returns a path as the libraries take it: gs:// unchanged, a local one with "~" expanded.
 
-    `source` is the flag, config key or variable that it is from, for the message.
+    `source` is the flag, config key or variable that it is from, for the message. What begins with
+    one of `names` is no path, and unchanged.
     """
-    if re.match("gs://[^/]", path):
+    if path.startswith(names) or re.match("gs://[^/]", path):
         return path
     if path.startswith("gs:"):
         bucket = path.removeprefix("gs:").strip("/") or "BUCKET/FOLDER"
@@ -100,6 +101,14 @@ def check_results_folder(path: str, source: str) -> str:
             f"{source}={path}: a local folder cannot end with ':'; choose another name"
         )
     return folder
+
+
+def check_file(path: str, flag: str) -> None:
+    """Refuses a file that cannot be written, before anything is computed."""
+    check_path(path, flag)
+    if epath.Path(path).is_dir():
+        raise ConfigError(f"{flag}={path} is a folder; name a file in it")
+    check_folder(os.path.dirname(path) or ".", flag)
 
 
 def check_folder(path: str, flag: str = "--workdir") -> None:

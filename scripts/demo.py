@@ -28,11 +28,12 @@ from PIL import Image  # noqa: E402
 
 from benchmarks.uses import Boxes, Classes, Items, Sentences  # noqa: E402
 from commands import predict  # noqa: E402
-from commands.predict import boxes, classes, items, sentences, sources, texts  # noqa: E402
+from commands.predict import boxes, classes, items, sentences, sources  # noqa: E402
 from commands.predict.model import Leaves, Predictor  # noqa: E402
 from commands.predict.outputs import Row  # noqa: E402
 from common import cli, limits  # noqa: E402
 from common.errors import ConfigError, DataError, UserError, one_line  # noqa: E402
+from engine import locations  # noqa: E402
 from engine.checkpoint import model_source  # noqa: E402
 
 _SIDE = 960  # pixels of the longer side of a photo with boxes, whose lines are 3 pixels wide
@@ -62,8 +63,10 @@ def main(argv: list[str] | None = None) -> None:
                 f"{address}: {one_line(error)}; give another --port or --host"
             ) from error
         environment.show_log(sys.stderr)
-        model = model_source.load(args.workdir, args.checkpoint)
-        keys = {"data_dir": args.data_dir} if args.data_dir else {}
+        workdir = locations.check_path(args.workdir, "--workdir")
+        folder = args.data_dir and locations.check_path(args.data_dir, "--data_dir")
+        model = model_source.load(workdir, args.checkpoint)
+        keys = {"data_dir": folder} if folder else {}
         answer = make_answer(model, args.accept_other_data, **keys)
     except UserError as error:
         sys.exit(f"demo: {error}")
@@ -190,14 +193,14 @@ def _look(
 
 
 def _translate(translator: sentences.Translator, sentence: str) -> str:
-    (row,) = translator.rows(iter([texts.Line(" ".join(sentence.split()))]), 1)
+    (row,) = translator.rows(iter([sources.Line(" ".join(sentence.split()))]), 1)
     return "\n".join(each["text"] for each in _content(row)["translations"])
 
 
 def _recommend(recommender: items.Recommender, users: str) -> list[list[Any]]:
     return [
         [row.source["user"], rank, each["item"], each.get("title", ""), f"{each['score']:.1%}"]
-        for row in recommender.rows(recommender.users([texts.Line(users)]))
+        for row in recommender.rows(recommender.users([sources.Line(users)]))
         for rank, each in enumerate(_content(row, f"user {row.source['user']}: ")["items"], 1)
     ]
 

@@ -25,11 +25,9 @@ _SHARE = 0.1  # of the values of an output that a SavedModel may reorder
 PREDICTED_LIMIT = 1e-3  # of what predict.py says, in score or as a share of the largest side
 # The largest difference that is accepted, as a share of the largest value of an output.
 _LIMITS = {"savedmodel": 1e-4, "stablehlo": 1e-5, "onnx": PREDICTED_LIMIT}
-Check = tuple[Arrays, Arrays, Arrays | None]  # inputs, the program's outputs, predict.py's
-
-
 # The pictures that an export is checked with: drawn, always the same, and of several sizes.
 _SHAPES = ((300, 400), (480, 360), (256, 256), (231, 517), (640, 333))
+Check = tuple[Arrays, Arrays, Arrays | None]  # inputs, the program's outputs, predict.py's
 
 
 def draw() -> list[bytes]:

@@ -10,7 +10,7 @@ import jax
 from benchmarks.uses import Boxes, Classes, Items, Sentences, Uses
 from commands.predict import boxes, classes, items, sentences
 from commands.predict.model import Request
-from commands.predict.outputs import check_output
+from common import foreign
 from common.errors import ConfigError
 from common.images import photos
 from engine import compiler, devices, environment, locations
@@ -41,14 +41,13 @@ def run(request: Request) -> int:
     """Writes an answer for each input; returns the exit code: 1 if an input has no answer."""
     environment.show_log(sys.stderr)
     if request.out:
-        check_output(request.out, "out")
-    model = model_source.load(
-        request.model,
-        request.checkpoint,
-        "--workdir" if request.recipe is None else "--model",
-        request.recipe,
-        request.keys,
-    )
+        locations.check_file(request.out, "--out")
+    flag, names = ("--workdir", ()) if request.recipe is None else ("--model", foreign.NAMES)
+    path = locations.check_path(request.model, flag, names)
+    values = {key: value for name, key in _KEYS.items() if (value := request.options.get(name))}
+    if "data_dir" in values:
+        values["data_dir"] = locations.check_path(values["data_dir"], "--data_dir")
+    model = model_source.load(path, request.checkpoint, flag, request.recipe, request.keys)
     uses = model.benchmark.uses
     kind = next((kind for use, kind in KINDS.items() if isinstance(uses, use)), None)
     if kind is None:
@@ -57,18 +56,17 @@ def run(request: Request) -> int:
             f"predict.py cannot use; {uses.hint}"
         )
     flags = [field.name for field in dataclasses.fields(kind.options)]
-    for flag, value in request.options.items():
-        if flag not in flags:
+    for name, value in request.options.items():
+        if name not in flags:
             raise ConfigError(
-                f"--{flag}={value}: {model.source} is a model of the benchmark "
+                f"--{name}={value}: {model.source} is a model of the benchmark "
                 f"{model.config.benchmark!r}, which has no such flag; it has "
-                f"{', '.join(f'--{name}' for name in flags)}"
+                f"{', '.join(f'--{flag}' for flag in flags)}"
             )
     form = _format(request.format, request.out, kind.formats)
-    keys = {key: value for flag, key in _KEYS.items() if (value := request.options.get(flag))}
-    model = prepare(model, request.accept_other_data, not request.options.get("labels"), **keys)
-    options = kind.options(**request.options)
-    return kind.run(dataclasses.replace(request, format=form), options, model)
+    model = prepare(model, request.accept_other_data, not request.options.get("labels"), **values)
+    request = dataclasses.replace(request, format=form)
+    return kind.run(request, kind.options(**request.options), model)
 
 
 def prepare(model: Model, accept_other_data: bool, checks_data: bool = True, **keys: Any) -> Model:
@@ -78,8 +76,6 @@ def prepare(model: Model, accept_other_data: bool, checks_data: bool = True, **k
     `accept_other_data` is True.
     """
     photos.quiet()
-    if "data_dir" in keys:
-        keys["data_dir"] = locations.check_path(keys["data_dir"], "--data_dir")
     model = model.changed(**keys) if keys else model
     if checks_data:
         model.check_data(accept_other_data)

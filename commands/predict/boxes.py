@@ -17,11 +17,12 @@ from PIL import Image, ImageDraw, ImageFont
 
 from benchmarks.uses import Boxes
 from commands.predict import outputs, sources
-from commands.predict.model import Batch, Leaves, Request, use
-from commands.predict.outputs import Row, path_cell, say, shortest, shown, text_cell
+from commands.predict.model import Batch, Leaves, Request
+from commands.predict.outputs import Row, path_cell, say, shortest, text_cell
 from commands.predict.sources import Picture
 from common.errors import count
 from common.images.photos import Jpeg
+from common.text import shown
 from engine.checkpoint import model_source
 from engine.locations import check_folder
 
@@ -85,7 +86,9 @@ class Detector(sources.PictureModel):
         """Makes the folder of drawings; UserError if it or a weight cannot be used."""
         # (id, name) of each class; "" where the data had no such class
         self._categories = model.manifest["categories"]
-        self._uses = use(model, Boxes)
+        uses = model.benchmark.uses
+        assert isinstance(uses, Boxes)
+        self._uses = uses
         classes = sum(bool(name) for _, name in self._categories)
         super().__init__(model, f"{classes:,} classes", self._uses.at_once)
         model.check_finite()
@@ -121,8 +124,10 @@ class Detector(sources.PictureModel):
         if result is None or picture.photo is None:
             return Row(picture.source, picture.error)
         objects = self.objects(picture.photo, result)
-        if self._options.draw:
-            self.draw(picture, objects)
+        if self._options.draw:  # without weak objects, which only COCO's form keeps
+            strong = [each for each in objects if each.score >= self._options.least("")]
+            drawing = draw_objects(picture.photo.encoded, strong)
+            outputs.save(self._file(picture.path), [drawing], quiet=True)
         size = {"height": picture.photo.height, "width": picture.photo.width}
         return Row(picture.source, "", {**size, "objects": [each.entry() for each in objects]})
 
@@ -135,18 +140,19 @@ class Detector(sources.PictureModel):
                 objects.append(Object(name, category, *each[1:]))
         return objects[: self._options.max_detections]
 
-    def draw(self, picture: Picture, objects: Sequence[Object]) -> None:
-        """Writes the photo with its objects, without weak ones, which only COCO's form keeps."""
-        assert picture.photo is not None
-        seen = [each for each in objects if each.score >= self._options.least("")]
-        content = draw_objects(picture.photo.encoded, seen)
-        outputs.save(self._file(picture.path), [content], quiet=True)
-
     def write(self, request: Request, paths: Sequence[str], rows: Iterator[Row]) -> None:
-        if request.format == "coco":
-            write_coco(request.out, paths, rows, *self._uses.listed(paths))
-        else:
+        if request.format != "coco":
             outputs.write_rows(request.out, request.format, rows, COLUMNS, _cells, table)
+            return
+        numbers = image_ids(paths, *self._uses.listed(paths))
+
+        def objects() -> Iterator[dict[str, Any]]:  # in COCO's form of results
+            for row, number in zip(rows, numbers, strict=True):
+                for each in row.content.get("objects", ()):
+                    values = {name: value for name, value in each.items() if name != "label"}
+                    yield {"image_id": number, **values}
+
+        outputs.write(request.out, outputs.json_array(objects()))
 
 
 def _cells(row: Row) -> list[dict[str, Any]]:
@@ -172,6 +178,34 @@ def table(rows: Iterable[Row], width: int) -> Iterator[str]:
             x, y, w, h = (f"{side:.0f}" for side in each["bbox"])
             label = text_cell(each["label"], 24)
             yield f"  {label:24} {each['score']:6.1%}  at {x}, {y}: {w} x {h}\n"
+
+
+def image_ids(
+    paths: Sequence[str], source: str, listed: Mapping[int, tuple[int, ...]]
+) -> list[int]:
+    """COCO's ids of the images `paths`, with NOTES that say where they are from.
+
+    `source` is the file of annotations of the run's data, or ""; a picture that is `listed` there,
+    by its index in `paths`, has the (id, height, width) from there. The others have the numbers at
+    the ends of their names; if two would be the same, they are numbered from the largest id on.
+    """
+    ids = {i: number for i, (number, *_) in listed.items()}
+    others = [i for i in range(len(paths)) if i not in ids]
+    names = [os.path.splitext(os.path.basename(paths[i]))[0] for i in others]
+    matches = [re.search(r"[0-9]{1,18}$", name) for name in names]
+    numbers = [int(match[0]) for match in matches if match]
+    text = "the number at the end of its name"
+    if len({*ids.values(), *numbers}) < len(paths):
+        first = max(ids.values(), default=0) + 1
+        numbers = list(range(first, first + len(others)))
+        text = f"{first}, {first + 1}, ..., as not all names end with different numbers"
+    if ids:
+        say(f"NOTE image_id is from {source} for {len(ids):,} pictures, which it lists")
+    if others:
+        which = "other pictures" if ids else "pictures, which no annotations of the run list"
+        say(f"NOTE image_id of {len(others):,} {which}: {text}")
+    ids |= dict(zip(others, numbers, strict=True))
+    return [ids[i] for i in range(len(paths))]
 
 
 # Drawings.
@@ -221,56 +255,3 @@ def _font(size: int) -> Any:
 
     folder = os.path.join(matplotlib.get_data_path(), "fonts", "ttf")
     return ImageFont.truetype(os.path.join(folder, "DejaVuSans.ttf"), size)
-
-
-# COCO's form of results.
-
-
-def write_coco(
-    out: str,
-    paths: Sequence[str],
-    rows: Iterable[Row],
-    source: str,
-    listed: Mapping[int, tuple[int, ...]],
-) -> None:
-    """Writes the objects of the pictures `paths` in COCO's form of results.
-
-    `source` is the file of annotations of the run's data, or "". `listed` has the id and the size
-    of each picture in it, by its place in `paths`.
-    """
-    numbers = image_ids(paths, source, listed)
-
-    def objects() -> Iterator[dict[str, Any]]:
-        for row, number in zip(rows, numbers, strict=True):
-            for each in row.content.get("objects", ()):
-                values = {name: value for name, value in each.items() if name != "label"}
-                yield {"image_id": number, **values}
-
-    outputs.write(out, outputs.json_array(objects()))
-
-
-def image_ids(
-    paths: Sequence[str], source: str, listed: Mapping[int, tuple[int, ...]]
-) -> list[int]:
-    """COCO's ids of images, with NOTES that say where they are from.
-
-    A picture that the annotations `source` list has its id there. The others have the numbers at
-    the ends of their names; if two would be the same, they are numbered from the largest id on.
-    """
-    ids = {i: number for i, (number, *_) in listed.items()}
-    others = [i for i in range(len(paths)) if i not in ids]
-    names = [os.path.splitext(os.path.basename(paths[i]))[0] for i in others]
-    matches = [re.search(r"[0-9]{1,18}$", name) for name in names]
-    numbers = [int(match[0]) for match in matches if match]
-    text = "the number at the end of its name"
-    if len({*ids.values(), *numbers}) < len(paths):
-        first = max(ids.values(), default=0) + 1
-        numbers = list(range(first, first + len(others)))
-        text = f"{first}, {first + 1}, ..., as not all names end with different numbers"
-    if ids:
-        say(f"NOTE image_id is from {source} for {len(ids):,} pictures, which it lists")
-    if others:
-        which = "other pictures" if ids else "pictures, which no annotations of the run list"
-        say(f"NOTE image_id of {len(others):,} {which}: {text}")
-    ids |= dict(zip(others, numbers, strict=True))
-    return [ids[i] for i in range(len(paths))]

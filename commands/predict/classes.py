@@ -1,6 +1,7 @@
 """Classifies pictures: what predict.py does with a classifier."""
 
 import dataclasses
+import functools
 import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,14 +12,15 @@ from etils import epath
 
 from benchmarks.uses import Classes
 from commands.predict import outputs, sources
-from commands.predict.model import Batch, Leaves, Request, use
-from commands.predict.outputs import Row, path_cell, say, shown, text_cell
+from commands.predict.model import Batch, Leaves, Request
+from commands.predict.outputs import Row, path_cell, say, text_cell
 from commands.predict.sources import Picture
 from common.errors import ConfigError, one_line
 from common.images.input_spec import prepare_image
 from common.images.photos import Jpeg
 from common.similar_names import normal_name
-from common.text import decoded, text_lines
+from common.text import decoded, shown, text_lines
+from engine import locations
 from engine.checkpoint import model_source
 
 FORMATS = outputs.FORMATS
@@ -39,7 +41,7 @@ def run(request: Request, options: Options, model: model_source.Model) -> int:
     if options.embeddings:
         if not options.embeddings.endswith(".npy"):
             raise ConfigError(f"--embeddings={options.embeddings}: must end with .npy")
-        outputs.check_output(options.embeddings, "embeddings")
+        locations.check_file(options.embeddings, "--embeddings")
     return sources.answer(lambda: Classifier(model, options, request.accept_other_data), request)
 
 
@@ -50,7 +52,9 @@ class Classifier(sources.PictureModel):
         self, model: model_source.Model, options: Options, accept_other_data: bool = False
     ):
         """Reads the names of the classes; ConfigError if `read_names` refuses --labels."""
-        self._uses = use(model, Classes)
+        uses = model.benchmark.uses
+        assert isinstance(uses, Classes)
+        self._uses = uses
         self._names = read_names(options.labels, model, self._uses.num_classes, accept_other_data)
         size = self._uses.input_spec.size
         super().__init__(model, f"{len(self._names):,} classes, {size} px", self._uses.at_once)
@@ -99,10 +103,7 @@ class Classifier(sources.PictureModel):
 
     def write(self, request: Request, paths: Sequence[str], rows: Iterator[Row]) -> None:
         """Writes the rows, and the features."""
-
-        def table(rows: Iterable[Row], width: int) -> Iterator[str]:
-            return self.table(paths, rows, width)
-
+        table = functools.partial(self.table, paths)
         ranked = [name for rank in range(self._top_k) for name in self._columns(rank)]
         columns = ["path", *ranked, "folder_label", "error"]
         outputs.write_rows(request.out, request.format, rows, columns, self._cells, table)

@@ -10,10 +10,12 @@ import jax
 import numpy as np
 
 from benchmarks.uses import Items
-from commands.predict import outputs, texts
-from commands.predict.model import Batch, Predictor, Request, use
-from commands.predict.outputs import Row, say, shortest, shown, text_cell
+from commands.predict import outputs
+from commands.predict.model import Batch, Predictor, Request
+from commands.predict.outputs import Row, say, shortest, text_cell
+from commands.predict.sources import Line, read_lines
 from common.errors import ConfigError, DataError
+from common.text import shown
 from engine.checkpoint import model_source
 
 FORMATS = outputs.FORMATS
@@ -47,31 +49,26 @@ def run(request: Request, options: Options, model: model_source.Model) -> int:
             "name the users: --user=1,2,3, a file with an id on each line, or `-` for ids on "
             "stdin; --items=1,2,3 names items of a user who is not in the model"
         )
-    names = texts.files(request.sources, "")
-    items = [options.items] if options.items else []
-    names += (histories := texts.files(items, "a title"))
-    outputs.check_apart(names, [("out", request.out)])
+    users = read_lines(request.sources, "", request.out)
+    histories = read_lines([options.items] if options.items else [], "a title", request.out)
     recommender = Recommender(model, options, request.batch_size)
-    say(
-        f"{model.source}: {len(recommender.items.ids):,} items; loaded in "
-        f"{time.monotonic() - started:.1f} s"
-    )
-    users = errors = 0
+    seconds = time.monotonic() - started
+    say(f"{model.source}: {len(recommender.items.ids):,} items; loaded in {seconds:.1f} s")
+    done = errors = 0
 
     def rows() -> Iterator[Row]:
-        nonlocal users, errors
-        lines = itertools.chain([texts.Line(options.user)], texts.lines(request.sources, names))
-        queries = recommender.users(lines), recommender.newcomers(texts.lines(items, histories))
-        for row in recommender.rows(itertools.chain(*queries)):
-            users += 1
+        nonlocal done, errors
+        known = recommender.users(itertools.chain([Line(options.user)], users))
+        for row in recommender.rows(itertools.chain(known, recommender.newcomers(histories))):
+            done += 1
             errors += bool(row.error)
             yield row
 
     outputs.write_rows(request.out, request.format, rows(), COLUMNS, _cells, table)
-    if not users:
+    if not done:
         raise DataError("no user is named: give an id or a name, one on each line")
     if errors:
-        say(f"{errors:,} of {users:,} users have no items; their rows say why")
+        say(f"{errors:,} of {done:,} users have no items; their rows say why")
     return 1 if errors else 0
 
 
@@ -80,7 +77,9 @@ class Recommender:
 
     def __init__(self, model: model_source.Model, options: Options, batch_size: int):
         """Reads the weights; UserError if the ratings are missing or not the model's."""
-        self._uses = uses = use(model, Items)
+        uses = model.benchmark.uses
+        assert isinstance(uses, Items)
+        self._uses = uses
         uses.check_files(model.manifest, model.source)
         self.items, self._users = uses.finder("item"), uses.finder("user")
         self._params = jax.tree.map(np.asarray, model.params)
@@ -92,7 +91,7 @@ class Recommender:
 
         self._predictor = Predictor(predict, model, batch_size, uses.at_once)
 
-    def users(self, lines: Iterable[texts.Line]) -> Iterator[Query | Row]:
+    def users(self, lines: Iterable[Line]) -> Iterator[Query | Row]:
         """The users on some lines; a row with the error for what is no user."""
         for line in lines:
             if line.error:
@@ -108,7 +107,7 @@ class Recommender:
                 vector = self._uses.vector(self._params, row)
                 yield Query(user, name, vector, self._uses.rated(row))
 
-    def newcomers(self, lines: Iterable[texts.Line]) -> Iterator[Query | Row]:
+    def newcomers(self, lines: Iterable[Line]) -> Iterator[Query | Row]:
         """Users who are not in the model but have the items on a line; a row with its error."""
         for line in lines:
             parts = [] if line.error else [*self.items.find(line.text)]

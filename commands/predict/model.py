@@ -2,20 +2,18 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
 
 from benchmarks.base import BATCH_AXES
-from benchmarks.uses import Uses
 from engine import sharding, step
 from engine.checkpoint.model_source import Model
 
 Leaves = Mapping[str, np.ndarray]  # of one example, or of a batch
 Batch = Mapping[str, jax.Array]  # on the devices
 Predict = Callable[[Any, Any, Batch], Batch]  # rows of (params, model_state, batch)
-U = TypeVar("U", bound=Uses)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,13 +30,6 @@ class Request:
     batch_size: int
     accept_other_data: bool
     options: Mapping[str, Any]  # the given flags that only some kinds of models have
-
-
-def use(model: Model, kind: type[U]) -> U:
-    """The use of a model, which is of the kind that was chosen by it."""
-    uses = model.benchmark.uses
-    assert isinstance(uses, kind)
-    return uses
 
 
 class Predictor:

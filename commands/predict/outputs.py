@@ -5,20 +5,18 @@ A file is complete or not there.
 
 import dataclasses
 import json
-import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from etils import epath
 
 from benchmarks.exhibits import csv_text
 from common import entry
 from common.data import storage
-from common.errors import ConfigError, OutputError, is_of_files, one_line, visible
-from engine import locations
+from common.errors import OutputError, is_of_files, one_line, visible
+from common.text import shown
 
 FORMATS = ("csv", "json", "jsonl")
 
@@ -33,17 +31,12 @@ class Row:
 
     def as_json(self) -> dict[str, Any]:
         """The object of a JSON file."""
-        return (
-            {**self.source, "error": self.error} if self.error else {**self.source, **self.content}
-        )
+        return {**self.source, **({"error": self.error} if self.error else self.content)}
 
 
 def say(text: str) -> None:
     """Writes a line for the user; the standard output has the results."""
     print(visible(text), file=sys.stderr, flush=True)
-
-
-# Formats.
 
 
 def write_rows(
@@ -94,17 +87,6 @@ def shortest(value: float) -> float:
     return float(str(np.float32(value)))
 
 
-def path_text(path: str) -> str:
-    """A path as text for programs; only bytes that are not UTF-8 are written as \\udcXX."""
-    return path.encode(errors="backslashreplace").decode()
-
-
-def shown(path: str) -> str:
-    """A path as text for the user: `path_text` without control characters."""
-    text = path_text(path)
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
 def path_cell(path: str, width: int) -> str:
     """The end of a path, which says more than its beginning."""
     text = shown(path)
@@ -115,28 +97,6 @@ def text_cell(text: str, width: int) -> str:
     """The beginning of a text, without control characters."""
     text = shown(text)
     return text if len(text) <= width else f"{text[: width - 1]}…"
-
-
-# Files.
-
-
-def check_output(path: str, flag: str) -> None:
-    """Refuses a file that cannot be written, before anything is computed."""
-    locations.check_path(path, f"--{flag}")
-    if epath.Path(path).is_dir():
-        raise ConfigError(f"--{flag}={path} is a folder; name a file in it")
-    locations.check_folder(os.path.dirname(path) or ".", f"--{flag}")
-
-
-def check_apart(paths: Sequence[str], written: Iterable[tuple[str, str]]) -> None:
-    """Raises ConfigError if one of (flag, path) of the files to write is one of the inputs."""
-    inputs = {os.path.realpath(path) for path in paths}  # paths of buckets stay different
-    for flag, path in written:
-        if path and os.path.realpath(path) in inputs:
-            raise ConfigError(
-                f"--{flag}: {path} is one of the inputs, and would be overwritten; "
-                "write to another folder"
-            )
 
 
 def write(out: str, text: Iterable[str]) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.uses import Sentences
-from commands.predict import outputs, texts
-from commands.predict.model import Batch, Predictor, Request, use
+from commands.predict import outputs
+from commands.predict.model import Batch, Predictor, Request
 from commands.predict.outputs import Row, say
-from commands.predict.texts import Line
+from commands.predict.sources import Line, read_lines
 from common.errors import ConfigError, count
 from engine.checkpoint import model_source
 
@@ -39,14 +39,13 @@ def run(request: Request, options: Options, model: model_source.Model) -> int:
     """Writes the translations of each line; returns the exit code."""
     started = time.monotonic()
     sources = request.sources or ["-"]
-    names = texts.files(sources, "a sentence")
-    outputs.check_apart(names, [("out", request.out)])
+    lines = read_lines(sources, "a sentence", request.out)
     translator = Translator(model, options, request.batch_size)
     say(f"{model.source}: loaded in {time.monotonic() - started:.1f} s")
     is_typed = "-" in sources and sys.stdin.isatty()
     if is_typed:
         say("type a sentence and press Enter; Ctrl-D ends")
-    rows = translator.rows(texts.lines(sources, names), 1 if is_typed else _LINES)
+    rows = translator.rows(lines, 1 if is_typed else _LINES)
     plain = functools.partial(plain_text, options.n_best)
     outputs.write_rows(request.out, request.format, rows, COLUMNS, _cells, plain)
     translator.summarize()
@@ -58,7 +57,9 @@ class Translator:
 
     def __init__(self, model: model_source.Model, options: Options, batch_size: int):
         """Reads the weights; UserError for too few beams or another vocabulary than the model's."""
-        self._uses = uses = use(model, Sentences)
+        uses = model.benchmark.uses
+        assert isinstance(uses, Sentences)
+        self._uses = uses
         if options.n_best > uses.beams:
             raise ConfigError(
                 f"--n_best={options.n_best}: the search has {uses.beams} beams; give "

@@ -1,6 +1,6 @@
-"""Pictures that a user names: files, folders, patterns and gs://, read and answered in batches.
+"""Sources that a user names: lines of text; and pictures, read and answered in batches.
 
-A file that cannot be used stays in the list, with the reason.
+A picture or a line that cannot be used stays in the list, with the reason.
 """
 
 import contextlib
@@ -14,13 +14,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
+from etils import epath
 from PIL import Image
 
-from commands.predict import outputs
 from commands.predict.model import Batch, Leaves, Predictor, Request
-from commands.predict.outputs import Row, say, shown
+from commands.predict.outputs import Row, say
 from common import pools
 from common.data import storage
 from common.errors import ConfigError, DataError, count, is_of_files, one_line
@@ -28,12 +28,112 @@ from common.images import photos
 from common.images.photos import Jpeg
 from common.progress import Progress
 from common.tensorflow import tensorflow
+from common.text import is_sgm, path_text, sgm_sentences, shown
 from engine import locations
 from engine.checkpoint.model_source import Model
 
 _QUALITY = 95  # of re-encoded pictures, as where photos are prepared for training
 _SUFFIXES = (*photos.SUFFIXES, ".heic", ".heif")  # HEIC is not read: its row says so
 _BATCHES = 4  # batches that are read at once, so that pictures of one shape share a batch
+# A word with a slash, or with an ending such as .txt, is meant as a file.
+_LIKE_A_PATH = re.compile(r"\S*(/|\\|\.[A-Za-z][A-Za-z0-9]{0,4}$)\S*")
+_SHOWN = 100  # characters of a line that cannot be read
+
+
+@contextlib.contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """Where a file system fails, raises a DataError that begins with `what`."""
+    try:
+        yield
+    except Exception as error:  # each file system raises its own types
+        if not is_of_files(error):
+            raise
+        raise DataError(f"{what}: {one_line(error)}") from error
+
+
+def check_apart(paths: Sequence[str], written: Iterable[tuple[str, str]]) -> None:
+    """Raises ConfigError if one of (flag, path) of the files to write is one of the inputs."""
+    inputs = {os.path.realpath(path) for path in paths}  # paths of buckets stay different
+    for flag, path in written:
+        if path and os.path.realpath(path) in inputs:
+            raise ConfigError(
+                f"--{flag}: {path} is one of the inputs, and would be overwritten; "
+                "write to another folder"
+            )
+
+
+# Lines of text.
+
+
+class Line(NamedTuple):
+    """A line without the white space around it, or the reason why it cannot be used."""
+
+    text: str
+    error: str = ""
+
+
+def read_lines(sources: Sequence[str], what: str, out: str) -> Iterator[Line]:
+    """Checks that the files among some sources are there; returns the lines of all in their order.
+
+    A source is a file, local or gs://, "-" for the standard input, or a line itself. `what` says
+    for the message what such a line may be; "" if all are files. DataError if a file is a folder or
+    is missing; ConfigError if it is the file `out`, which will be written.
+    """
+    files: list[str] = []
+    for source in sources:
+        is_path = bool(_LIKE_A_PATH.fullmatch(source))
+        if source == "-" or ("://" in source and not is_path):
+            continue
+        if "://" in source:
+            locations.check_path(source, "SOURCE")
+        with refusing(f"cannot read {shown(source)}"):
+            path = epath.Path(source)
+            if path.is_dir():
+                raise DataError(f"{shown(source)} is a folder: name the files in it")
+            if path.exists():
+                files.append(source)
+            elif is_path or not what:
+                hint = f"; {what} without a blank can come on stdin" if what else ""
+                raise DataError(f"{shown(source)}: there is no such file{hint}")
+    check_apart(files, [("out", out)])
+
+    def lines() -> Iterator[Line]:
+        for source in sources:
+            if source == "-":
+                yield from map(parse, iter(_typed, b"") if sys.stdin.isatty() else sys.stdin.buffer)
+            elif source not in files:
+                yield parse(os.fsencode(source))
+            else:
+                with refusing(f"cannot read {shown(source)}"), _open(source) as file:
+                    is_set = is_sgm(source)  # else only "\n" ends a line
+                    yield from map(parse, sgm_sentences(file, shown(source)) if is_set else file)
+
+    return lines()
+
+
+def _open(path: str) -> Any:
+    return io.BytesIO(epath.Path(path).read_bytes()) if "://" in path else open(path, "rb")
+
+
+def _typed() -> bytes:
+    """The line that the user types after a prompt; b"" at the end."""
+    print("> ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.buffer.readline()
+
+
+def parse(data: bytes) -> Line:
+    """The text in the bytes of a line."""
+    try:
+        text = data.decode().strip().removeprefix("\ufeff")  # as in training
+        if "\0" not in text:
+            return Line(text)
+        reason = "not UTF-8 but UTF-16, or no text: it has zero bytes"
+    except UnicodeDecodeError as error:
+        reason = f"not UTF-8: byte 0x{data[error.start]:02x} at position {error.start + 1}"
+    return Line(shown(path_text(os.fsdecode(data[:_SHOWN].strip()))), reason)
+
+
+# Finding pictures.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,10 +148,7 @@ class Picture:
     @property
     def source(self) -> dict[str, Any]:
         """The path as the source of a `Row`."""
-        return {"path": outputs.path_text(self.path)}
-
-
-# Finding the files.
+        return {"path": path_text(self.path)}
 
 
 def find_pictures(sources: Sequence[str], lines: Iterable[str]) -> list[str]:
@@ -76,17 +173,6 @@ def find_pictures(sources: Sequence[str], lines: Iterable[str]) -> list[str]:
     if not pictures:
         raise DataError("no picture is named; `-` reads paths, one per line, from stdin")
     return pictures
-
-
-@contextlib.contextmanager
-def refusing(what: str) -> Iterator[None]:
-    """Where a file system fails, raises a DataError that begins with `what`."""
-    try:
-        yield
-    except Exception as error:  # each file system raises its own types
-        if not is_of_files(error):
-            raise
-        raise DataError(f"{what}: {one_line(error)}") from error
 
 
 def _of_one(path: str) -> list[str]:
@@ -136,7 +222,11 @@ def natural(path: str) -> list[Any]:
 
 
 def load_picture(path: str, prepare: Callable[[Jpeg], Leaves]) -> Picture:
-    """Reads a picture from a file; an error is in the result."""
+    """Reads a picture, with the arrays that the model expects; an error is in the result.
+
+    It is turned upright and re-encoded as where photos are prepared for training, so that a photo
+    and its record have the same pixels.
+    """
     try:
         with tensorflow().io.gfile.GFile(path, "rb") if "://" in path else open(path, "rb") as file:
             data = file.read(photos.HEAD)
@@ -147,15 +237,6 @@ def load_picture(path: str, prepare: Callable[[Jpeg], Leaves]) -> Picture:
             raise
         reason = getattr(error, "strerror", None) or one_line(error)  # the row has the path
         return Picture(path, error=f"unreadable: {reason}")
-    return make_picture(path, data, prepare)
-
-
-def make_picture(path: str, data: bytes, prepare: Callable[[Jpeg], Leaves]) -> Picture:
-    """A picture of the content of a file, with the arrays that the model expects.
-
-    The picture is turned upright and re-encoded as where photos are prepared for training, so
-    that a photo and its record have the same pixels.
-    """
     head, photo = data[: photos.HEAD], None
     if not photos.looks_like_image(head):
         return Picture(path, error=photos.unknown(head) if head else "the file is empty")
@@ -223,7 +304,7 @@ def answer(load: Callable[[], PictureModel], request: Request) -> int:
     started = time.monotonic()
     model = load()
     paths = find_pictures(request.sources, _stdin_lines())
-    outputs.check_apart(paths, [*model.files(paths), ("out", request.out)])
+    check_apart(paths, [*model.files(paths), ("out", request.out)])
     predictor = model.predictor(request.batch_size)
     ready = time.monotonic()
     say(f"{model.model.source}: {model.summary}; loaded and compiled in {ready - started:.1f} s")

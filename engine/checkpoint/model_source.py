@@ -142,13 +142,14 @@ def load(
     """Opens a trained model; UserError if there is none, or it cannot be used.
 
     Args:
-      path: the value of the flag `flag`; without a `recipe` it can only mean a checkpoint.
+      path: of the flag `flag`, checked by `locations.check_path`; without a `recipe` it can only
+        mean a checkpoint.
       checkpoint: which one of a workdir: "latest", "best" (in the run's evaluations) or a step.
       recipe: a config for the keys that another library's weights do not decide.
       keys: values that the user has given to some of its keys.
       quiet: whether the log has no note of what such weights do not say, and what is assumed.
     """
-    path, file = find(path, flag, recipe is not None)
+    file = foreign.find(path, flag) if recipe is not None else ""
     if not file:
         checkpoints, choose = open_checkpoint(path.rstrip("/"), flag, checkpoint)
         step, manifest = checkpoints.read(choose, checkpoints.manifest)
@@ -183,25 +184,15 @@ def load(
     return Model(imported.source, 0, config, manifest, lambda: (0, Weights(*imported[:3])))
 
 
-def find(path: str, flag: str, files: bool = True) -> tuple[str, str]:
-    """What a path or a name means: (the path as the libraries take it, a file or "").
-
-    The file has another library's weights; without one, the path may mean a checkpoint. If `files`
-    is False, it looks for no file. `flag` is the flag or key that has the path.
-    """
-    if not files or not path.startswith(foreign.NAMES):
-        path = locations.check_path(path, flag)
-    return path, foreign.find(path, flag) if files else ""
-
-
 def init_from(config: Any) -> str:
     """The model whose weights the run begins with: the config, else the environment, else ""."""
     path, source = config.init_from, "--config.init_from"
     if not path and (path := os.environ.get(config.init_env, "")):
         source = f"${config.init_env}"
         _log.info("initial weights: %s (from %s)", path, source)
-    is_name = path.startswith(foreign.NAMES)
-    return foreign.fetch(path, source)[0] if is_name else locations.check_path(path, source)
+    if path.startswith(foreign.NAMES):
+        return foreign.fetch(path, source)[0]
+    return locations.check_path(path, source)
 
 
 def initial_weights(path: str, read_foreign: Callable[[str], Any]) -> Weights:
@@ -209,7 +200,7 @@ def initial_weights(path: str, read_foreign: Callable[[str], Any]) -> Weights:
 
     `read_foreign` is the method of the benchmark's `Uses`.
     """
-    path, file = find(path, "config.init_from")
+    file = foreign.find(path, "config.init_from")
     if file and (imported := read_foreign(file)):
         return Weights(*imported[:3])
     checkpoints, choose = open_checkpoint(path, "config.init_from")

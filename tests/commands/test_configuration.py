@@ -1,5 +1,7 @@
 """From a recipe and the command line to settings: what is changed, and what is said about it."""
 
+import os
+
 import pytest
 
 from commands import configuration
@@ -39,6 +41,14 @@ def test_the_settings_say_what_differs_from_the_recipe(
 def test_without_a_recipe_the_checkpoint_has_the_settings(untrained_run):
     settings = configuration.resolve(None, "report", untrained_run)
     assert settings.moving_average_decay == 0.9 and settings.workdir == untrained_run
+
+
+def test_init_from_may_begin_with_a_tilde_where_there_is_no_workdir(untrained_run, monkeypatch):
+    folder, name = os.path.split(untrained_run)
+    monkeypatch.setenv("HOME", folder)
+    config = make_tiny_config("", num_filters=6, init_from=f"~/{name}").lock()
+    settings = configuration.resolve(Recipe("", config, {}, ()), "preflight", "")
+    assert settings.config.num_filters == 4
 
 
 def test_a_mistake_in_a_recipe_is_found_before_its_folders_are(tmp_path):

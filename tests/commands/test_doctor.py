@@ -96,9 +96,8 @@ def test_a_finding_is_a_line_with_its_remedy(as_json, monkeypatch, capsys):
         raise OSError("gone\nand away")
 
     slow = doctor.Finding("warn", "slow", "buy")
-    monkeypatch.setattr(
-        doctor, "_CHECKS", {"devices": (lambda case: [slow], ""), "data": (fail, "mend")}
-    )
+    monkeypatch.setattr(doctor, "_CHECKS", {"devices": lambda case: [slow], "data": fail})
+    monkeypatch.setattr(doctor, "_FIXES", {"data": "mend"})
     settings: Any = None
     assert doctor.run(settings, as_json) == 1
     out = capsys.readouterr().out

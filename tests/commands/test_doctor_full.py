@@ -26,8 +26,7 @@ def records(request, tmp_path, capsys, monkeypatch):
         spoil(folder)
         config = importlib.import_module(tiny.config).get_config()
         config.update({**tiny.overrides, "data_dir": str(folder)})
-        only = {"records": (doctor._records, "")}
-        monkeypatch.setattr(doctor, "_CHECKS", only)
+        monkeypatch.setattr(doctor, "_CHECKS", {"records": doctor._records})
         capsys.readouterr()
         doctor.run(read_settings(config, str(tmp_path / "run")), True, True, hosts)
         return config, json.loads(capsys.readouterr().out)

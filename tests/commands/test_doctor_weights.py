@@ -41,7 +41,7 @@ FILES = {
 @pytest.mark.parametrize("kind", FILES)
 def test_the_doctor_reads_what_training_reads(kind, tiny_records, tmp_path, monkeypatch, capsys):
     path = FILES[kind](tmp_path)
-    monkeypatch.setattr(doctor, "_CHECKS", {"initial weights": (doctor._initial_weights, "")})
+    monkeypatch.setattr(doctor, "_CHECKS", {"initial weights": doctor._initial_weights})
     config = make_tiny_config(tiny_records, init_from=path)
     settings, _ = resolved(config, f"{tmp_path}/run", "doctor")
     assert doctor.run(settings, True) == 0

@@ -74,13 +74,16 @@ def test_a_missing_gradio_is_one_line_before_a_model_is_read(monkeypatch):
     assert refused.value.code == f"demo: the page needs Gradio: {pip}"
 
 
-def test_a_port_in_use_is_one_line_before_a_model_is_read(monkeypatch):
+def test_a_port_in_use_or_a_wrong_path_is_one_line_before_a_model_is_read(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(model_source, "load", lambda *_: 1 / 0)
     with socket.create_server(("127.0.0.1", 0)) as used:
         port = used.getsockname()[1]
         with pytest.raises(SystemExit, match=f"^demo: --host=127.0.0.1 --port={port}: .*in use.*;"):
             demo.main(["--workdir=nowhere", f"--port={port}"])
+    for flags in (["--workdir=s3://x"], ["--workdir=x", "--data_dir=s3://x"]):
+        with pytest.raises(SystemExit, match=f"^demo: {flags[-1]}: s3:// is not supported"):
+            demo.main([*flags, f"--port={port}"])
 
 
 def test_a_model_without_answers_is_refused():

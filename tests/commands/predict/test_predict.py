@@ -347,6 +347,9 @@ def test_mistakes_end_in_one_line(capsys, tmp_path, pictures, workdir):  # noqa:
         ([pictures, model, "--out=/proc/x/y.csv"], "cannot write to --out=/proc/x"),
         ([tmp_path / "empty", model], "no such picture, or no picture in it"),
         (["s3://x/y.jpg", model], "SOURCE=s3://x/y.jpg: s3:// is not supported"),
+        ([pictures, "--workdir=s3://x/run"], "--workdir=s3://x/run: s3:// is not supported"),
+        ([pictures, "--model=s3://x/m.pth"], "--model=s3://x/m.pth: s3:// is not supported"),
+        ([pictures, model, "--data_dir=x"], "--data_dir=x: "),
     ):
         assert message in refusal(capsys, *argv)
 

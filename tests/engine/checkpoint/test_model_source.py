@@ -178,7 +178,6 @@ def test_mistakes_end_in_one_line(workdir, tmp_path):
     pathlib.Path(workdir, "metrics.jsonl").unlink(missing_ok=True)
     for path, checkpoint, message in (
         (tmp_path / "other", "latest", "--workdir=.*other: "),
-        ("s3://bucket/x", "latest", "s3:// is not supported"),
         (f"{workdir}/checkpoints/5", "latest", r"has the checkpoints \[4\]"),
         (workdir, "5", r"--checkpoint=5 is not in .*\[4\]"),
         (workdir, "first", r"--checkpoint=first is not in .*\[4\]"),
