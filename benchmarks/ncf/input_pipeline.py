@@ -19,8 +19,7 @@ from benchmarks.base import HostBatch
 from benchmarks.ncf.ratings import Interactions
 from common import pools
 from common.data import decoding
-from common.data.order import hash64
-from common.data.permutation import Permutation
+from common.data.order import Permutation, hash64
 
 _PIECE = 8192  # values looked up at a time
 _TRAIN_PIECE = 65_536  # examples drawn at a time: short calls would contend for Python's lock
