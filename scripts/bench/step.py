@@ -29,10 +29,10 @@ from etils import epath
 
 from benchmarks.base import HostBatch
 from commands import preflight
+from commands import recipe as recipes
 from common import cli, entry
 from common.errors import ConfigError
 from engine import compiler, devices, environment, sharding
-from engine import recipe as recipes
 from engine.forecast import topology
 from engine.plan import Programs, make_plan, read_settings
 from scripts.bench import batches, peers

@@ -3,9 +3,9 @@
 import pytest
 
 from commands import configuration
+from commands.recipe import Recipe
 from common import keys
 from common.errors import ConfigError
-from engine.recipe import Recipe
 from tests.conftest import make_tiny_config
 
 
