@@ -80,11 +80,9 @@ def estimated(flags: argparse.Namespace) -> list[Row]:
             row: Row = {"slice": one.name, "step": name, "estimate": True}
             row["batch_per_device"] = flags.batch_per_device
             if program := outcome.train:
-                row |= {"ms": 1e3 * one.chip.seconds(program.cycles), "moved": program.moved}
-                row |= {
-                    "temporaries": program.temporaries,
-                    "compile_seconds": program.compile_seconds,
-                }
+                row["ms"] = 1e3 * one.chip.seconds(program.cycles)
+                for key in ("moved", "temporaries", "compile_seconds"):
+                    row[key] = getattr(program, key)
             else:
                 row["error"] = outcome.error
             steps.append(row)
