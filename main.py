@@ -9,10 +9,10 @@ from typing import Any
 
 from absl import app, flags
 
-from commands import MODES, Mode
+from commands import MODES, Mode, recipe
 from common import entry
 from common.errors import ConfigError
-from engine import environment, locations, recipe
+from engine import environment, locations
 
 environment.set_defaults()  # before jax; functions import what imports it, so that --help is quick
 

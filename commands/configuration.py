@@ -6,11 +6,11 @@ from typing import Any
 
 import benchmarks
 from commands import MODES
+from commands.recipe import Recipe
 from common import foreign, keys
 from engine import locations
 from engine.checkpoint import model_source
 from engine.plan import Settings, read_settings
-from engine.recipe import Recipe
 
 _log = logging.getLogger("tpu_suite")
 

@@ -1,7 +1,6 @@
 """Limits of the files that are read, so that no file fills the memory or never ends."""
 
 import os
-import re
 
 from common.errors import DataError, UserError
 
@@ -26,10 +25,3 @@ def check_size(path: str, size: int, most: int, kind: type[UserError] = DataErro
     """Raises `kind` if a file of `size` bytes has more than `most`."""
     if size > most:
         raise kind(f"{path} has {size:,} bytes: more than {most:,} are not read; is it that file?")
-
-
-def too_large(error: Exception) -> str:
-    """The message for an image of more pixels than `PIXELS`, which is Pillow's limit."""
-    number = re.search(r"\d+", str(error))
-    size = int(number[0]) if number else 0
-    return f"{size:,} pixels, more than the {PIXELS:,} that are decoded: shrink the image"

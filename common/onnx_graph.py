@@ -34,15 +34,12 @@ class Graph:
     def encode(self, inputs: Ends, outputs: Ends, facts: Mapping[str, str]) -> bytes:
         """The content of a file; `facts` are its metadata."""
         helper = self._onnx.helper
-        ends = [
-            [
-                helper.make_tensor_value_info(
-                    name, helper.np_dtype_to_tensor_dtype(np.dtype(x)), shape
-                )
-                for name, (x, shape) in side.items()
-            ]
-            for side in (inputs, outputs)
-        ]
+
+        def described(ends: Ends) -> list[Any]:
+            types = {k: helper.np_dtype_to_tensor_dtype(np.dtype(x)) for k, (x, _) in ends.items()}
+            return [helper.make_tensor_value_info(k, types[k], ends[k][1]) for k in ends]
+
+        ends = described(inputs), described(outputs)
         model = helper.make_model(
             helper.make_graph(self._nodes, "network", *ends, self._constants),
             opset_imports=[helper.make_opsetid("", _OPSET)],
@@ -61,9 +58,8 @@ class Graph:
         self, operator: str, names: Sequence[str], inputs: Sequence[str], **attributes: Any
     ) -> Sequence[str]:
         """Adds a node with several results; returns their names."""
-        self._nodes.append(
-            self._onnx.helper.make_node(operator, inputs, names, names[0], **attributes)
-        )
+        node = self._onnx.helper.make_node(operator, inputs, names, names[0], **attributes)
+        self._nodes.append(node)
         return names
 
     def constant(self, name: str, array: Any, dtype: Any = np.float32) -> str:
@@ -143,10 +139,9 @@ class Resnet:
     def dense(self, x: str, name: str, result: str) -> str:
         """Adds a layer with kernel[c, f] and bias[f], whose kernel may have sides of 1 before."""
         kernel, bias = (self.params[f"{name}/{key}"] for key in ("kernel", "bias"))
-        kernel = self.graph.constant(f"{result}/kernel", np.reshape(kernel, kernel.shape[-2:]))
-        return self.graph.node(
-            "Gemm", result, [x, kernel, self.graph.constant(f"{result}/bias", bias)]
-        )
+        arrays = {"kernel": np.reshape(kernel, kernel.shape[-2:]), "bias": bias}
+        constants = [self.graph.constant(f"{result}/{key}", x) for key, x in arrays.items()]
+        return self.graph.node("Gemm", result, [x, *constants])
 
     def _has(self, layer: str) -> bool:
         return any(f"{layer}/{key}" in self.params for key in ("kernel", "scale"))

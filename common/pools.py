@@ -55,13 +55,6 @@ def ordered(
             future.cancel()
 
 
-def in_order(work: Callable[[In], Out], inputs: Iterable[In]) -> Iterator[Out]:
-    """The results of `work` in order, computed by a thread per core, a few ahead of the reader."""
-    workers = os.cpu_count() or 1
-    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        yield from ordered(pool, work, inputs, workers + 2)
-
-
 def all_done(tasks: list[concurrent.futures.Future], stop: threading.Event) -> None:
     """Waits for tasks; sets `stop` and raises at the first error or Ctrl-C.
 

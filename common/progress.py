@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable
 
-_ROWS = 20  # lines of a list
 _log = logging.getLogger("tpu_suite")
 _listener: Callable[[str], None] | None = None
 
@@ -30,14 +29,6 @@ def hms(seconds: float) -> str:
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
-
-
-def print_row(number: int, total: int, text: str) -> None:
-    """Prints the line of a file, the `number`-th from 0 of `total`; at most twenty lines come."""
-    if number < _ROWS - 1 or total == _ROWS:
-        print(text, flush=True)
-    elif number == _ROWS - 1:
-        print(f"... and {total - number:,} more", flush=True)
 
 
 class ProgressBar:

@@ -1,9 +1,11 @@
-"""Texts of users: their encoding, their lines, the sentences of WMT's .sgm; and as shown."""
+"""Text of users: encodings, lines, the sentences of WMT's .sgm, names that look alike, paths."""
 
 import codecs
+import collections
 import re
 import shlex
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from common import limits
@@ -12,6 +14,8 @@ from common.errors import DataError, UserError
 # Without "<" in the tag and without "<seg" in the text, so that the search never starts again.
 _SGM_SENTENCE = re.compile(rb"<seg\b[^<>]*>((?:[^<]|<(?!/?seg\b))*+)</seg>", re.IGNORECASE)
 _LINE_END = re.compile(r"\r\n?|\n")
+# Signs without width that change no letter; U+200C and U+200D, which join or part some, stay.
+_NO_WIDTH = re.compile("[\u00ad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]")
 
 
 def decoded(data: bytes, name: str, kind: type[UserError] = DataError, line: int = 1) -> str:
@@ -87,3 +91,20 @@ def shown(path: str) -> str:
     """A path as text for the user: `path_text` without control characters."""
     text = path_text(path)
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def normal_name(name: str) -> str:
+    """A name in a normal form, the same for all names that look the same.
+
+    Unicode's forms NFC and NFD of a letter look the same, and so do blanks of all kinds; blanks
+    without width are not seen.
+    """
+    return " ".join(unicodedata.normalize("NFC", _NO_WIDTH.sub("", name)).split())
+
+
+def alike(names: Iterable[str]) -> list[list[str]]:
+    """The groups of different names that people take for one: equal but for blanks and case."""
+    groups: dict[str, list[str]] = collections.defaultdict(list)
+    for name in dict.fromkeys(names):
+        groups[normal_name(unicodedata.normalize("NFKC", name)).casefold()].append(name)
+    return [group for group in groups.values() if len(group) > 1]

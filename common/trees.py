@@ -25,18 +25,17 @@ class Parts:
     def __init__(self, key: str, text: str):
         """`text` is the value of the config's `key`: entries with commas; "" means no parameter."""
         self._key = key
-        self._entries = [entry.strip() for entry in text.split(",") if entry.strip()]
-        self._patterns = []
-        for entry in self._entries:
+        self._patterns = {}
+        for entry in filter(None, map(str.strip, text.split(","))):
             more = r"\d" if entry[-1].isdigit() else "[a-z]"  # would continue the word or number
-            self._patterns.append(re.compile(rf"(?<![^/_]){re.escape(entry)}(?!{more})"))
+            self._patterns[entry] = re.compile(rf"(?<![^/_]){re.escape(entry)}(?!{more})")
 
     def __contains__(self, name: str) -> bool:
-        return any(pattern.search(name) for pattern in self._patterns)
+        return any(pattern.search(name) for pattern in self._patterns.values())
 
     def check(self, names: Collection[str]) -> None:
         """Raises ConfigError if an entry means no parameter among `names`."""
-        for entry, pattern in zip(self._entries, self._patterns, strict=True):
+        for entry, pattern in self._patterns.items():
             if not any(map(pattern.search, names)):
                 tops = dict.fromkeys(name.partition("/")[0] for name in names)
                 raise ConfigError(

@@ -21,14 +21,7 @@ from engine import compiler, sharding, step
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.cluster import watchdog
 from engine.plan import Programs
-from engine.step import (
-    CompiledStep,
-    TrainState,
-    accumulate,
-    loss_vjp,
-    term_factors,
-    term_weights,
-)
+from engine.step import CompiledStep, TrainState, accumulate, loss_vjp, term_factors, term_weights
 
 AXIS = "device"  # all devices of the run, in the order of its mesh
 _UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}  # by the bytes of an element

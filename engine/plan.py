@@ -188,14 +188,14 @@ def make_plan(settings: Settings, benchmark: Benchmark, num_examples: int) -> Pl
 
     def of_group(attribute: str) -> Callable[[Any], Any]:
         def tree(params: Any) -> Any:
+            names = by_name(params)
             for named in parts.values():
-                named.check(by_name(params))
-            groups = jax.tree_util.tree_map_with_path(
-                lambda path, _: _group(benchmark, path, parts.get("freeze", ())), params
-            )
-            if settings.freeze and not any(group.rate for group in jax.tree.leaves(groups)):
+                named.check(names)
+            groups = [_group(benchmark, name, parts.get("freeze", ())) for name in names]
+            if settings.freeze and not any(group.rate for group in groups):
                 raise ConfigError(f"config.freeze={settings.freeze!r} leaves nothing to train")
-            return jax.tree.map(lambda group: getattr(group, attribute), groups)
+            values = [getattr(group, attribute) for group in groups]
+            return jax.tree.unflatten(jax.tree.structure(params), values)
 
         return tree
 
@@ -211,8 +211,7 @@ def make_plan(settings: Settings, benchmark: Benchmark, num_examples: int) -> Pl
     return Plan(num_examples, total, rate, step_settings, eval_every, save_every, log_every)
 
 
-def _group(benchmark: Benchmark, path: Any, frozen: Container[str]) -> base.Group:
-    name = jax.tree_util.keystr(path, simple=True, separator="/")
+def _group(benchmark: Benchmark, name: str, frozen: Container[str]) -> base.Group:
     if name in frozen:
         return base.Group(rate=0.0)
     label = benchmark.label(name)

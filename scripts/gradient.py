@@ -23,11 +23,12 @@ from typing import Any
 from absl import logging as absl_logging
 from etils import epath
 
+from commands import recipe
 from common import entry
 from common.data import data_manifest, storage
 from common.errors import UserError, count, is_of_files, one_line, parse_json, some
 from common.progress import ProgressBar
-from engine import environment, locations, recipe
+from engine import environment, locations
 from engine.cluster import preemption
 
 ALREADY_FINISHED = 3  # exit code of the step `begin`

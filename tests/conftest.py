@@ -111,7 +111,7 @@ def tiny_records(tmp_path_factory):
     import numpy as np
     from PIL import Image
 
-    from common.preparation import schema
+    from benchmarks.resnet.preparation.examples import tf_example
     from tests.helpers.preparation import write_shards
 
     def encoded(draw, label):
@@ -128,7 +128,7 @@ def tiny_records(tmp_path_factory):
         for i in range(count):
             label = i % 4
             image = encoded(draw, label)
-            rows.append(schema.example(image, label + 1, f"n{label}", f"{i}.JPEG", (20, 24)))
+            rows.append(tf_example(image, label + 1, f"n{label}", f"{i}.JPEG", (20, 24)))
         write_shards(str(folder), split, rows, shards)
     return str(folder)
 
@@ -288,8 +288,8 @@ def plan_of(config, num_examples):
 def resolved(config, workdir="", mode="train_and_eval", given=()):
     """(the settings of a run, as main.py makes them; its notes)."""
     from commands import configuration
+    from commands.recipe import Recipe
     from common import keys
-    from engine.recipe import Recipe
 
     recipe = Recipe("", config.lock(), keys.flat(config), given)
     log, handler = logging.getLogger("tpu_suite"), logging.handlers.BufferingHandler(1000)

@@ -18,10 +18,10 @@ import pytest
 
 import main
 import train
-from commands import MODES
+from commands import MODES, recipe
 from common import keys
 from common.errors import UserError
-from engine import locations, recipe
+from engine import locations
 from engine.plan import read_settings
 from tests.conftest import TINY, make_tiny_config
 from tests.test_train import assert_same_state, rows, state_on_disk, timeless

@@ -12,9 +12,9 @@ from ml_collections import config_flags
 
 import main
 import resnet_main
+from commands import recipe
 from common.errors import ConfigError
 from configs import resnet50
-from engine import recipe
 from engine.plan import read_settings
 from tests.test_main import TINY, environment, fails_with, run
 

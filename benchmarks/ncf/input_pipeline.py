@@ -7,11 +7,13 @@ are drawn from (seed, epoch, x). So nothing is stored per epoch, any step is com
 each host computes only its rows.
 """
 
+import concurrent.futures
 import functools
 import itertools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 import numpy as np
 
@@ -19,8 +21,9 @@ from benchmarks.base import HostBatch
 from benchmarks.ncf.ratings import Interactions
 from common import pools
 from common.data import decoding
-from common.data.order import hash64
-from common.data.permutation import Permutation
+from common.data.order import Permutation, hash64
+
+In = TypeVar("In")
 
 _PIECE = 8192  # values looked up at a time
 _TRAIN_PIECE = 65_536  # examples drawn at a time: short calls would contend for Python's lock
@@ -79,7 +82,7 @@ class NegativeSampler:
         def draw(step: int) -> HostBatch:
             return self.train(step * batch_size + rows.ravel())
 
-        for piece in pools.in_order(draw, itertools.count(start_step, steps)):
+        for piece in _in_order(draw, itertools.count(start_step, steps)):
             for first in range(0, rows.size, share):
                 yield {name: values[first : first + share] for name, values in piece.items()}
 
@@ -92,7 +95,7 @@ class NegativeSampler:
             batch = {"user": users, "items": self.candidates(users)}
             return decoding.pad_batch(batch, len(rows), share)
 
-        return pools.in_order(draw, decoding.eval_slices(total, batch_size, shard, num_shards))
+        return _in_order(draw, decoding.eval_slices(total, batch_size, shard, num_shards))
 
     def examples(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(epochs, examples) int64[k] at rising positions int64[k] of a run."""
@@ -175,3 +178,10 @@ class NegativeSampler:
                 positions += step * inside
             counts[piece] = positions - begins
         return counts
+
+
+def _in_order(draw: Callable[[In], HostBatch], inputs: Iterable[In]) -> Iterator[HostBatch]:
+    """The batches in order, drawn by a thread per core, a few ahead of the reader."""
+    workers = os.cpu_count() or 1
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        yield from pools.ordered(pool, draw, inputs, workers + 2)

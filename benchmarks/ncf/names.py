@@ -20,9 +20,8 @@ import numpy as np
 from benchmarks.ncf.ratings import locate
 from common import limits
 from common.errors import DataError, one_line
-from common.similar_names import normal_name
 from common.tensorflow import read_errors, tensorflow
-from common.text import decoded, text_lines
+from common.text import decoded, normal_name, text_lines
 
 _log = logging.getLogger("tpu_suite")
 

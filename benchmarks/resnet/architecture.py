@@ -11,8 +11,8 @@ import models
 from benchmarks.base import BATCH_NORM_AXIS
 from benchmarks.resnet import variants
 from benchmarks.resnet.settings import Architecture
+from common.hashing import dropout as drop
 from common.layers import gram_resnet, space_to_depth
-from common.layers.dropout import dropout as drop
 
 PRECISIONS = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
 # The padding of the stem's max-pool, which never wins; "conv" has a convolution in its place.

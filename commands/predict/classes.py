@@ -18,8 +18,7 @@ from commands.predict.sources import Picture
 from common.errors import ConfigError, one_line
 from common.images.input_spec import prepare_image
 from common.images.photos import Jpeg
-from common.similar_names import normal_name
-from common.text import decoded, shown, text_lines
+from common.text import decoded, normal_name, shown, text_lines
 from engine import locations
 from engine.checkpoint import model_source
 

@@ -160,14 +160,12 @@ def parse(data: bytes, path: str) -> DataManifest:
             raise ValueError("its labels do not count from 1")
         splits = content["splits"]
         shards = [row for split in splits.values() for row in split["shards"]]
-        boxes = {
-            name: split.get("boxes", {}).get("per_image", ()) for name, split in splits.items()
-        }
+        boxes = {name: split.get("boxes", {}) for name, split in splits.items()}
         return DataManifest(
             tuple(row["name"] for row in classes),
             {row["name"]: int(row["examples"]) for row in shards},
             tuple(int(row["id"]) for row in classes if "id" in row),
-            {name: tuple(map(int, counts)) for name, counts in boxes.items()},
+            {name: tuple(map(int, rows.get("per_image", ()))) for name, rows in boxes.items()},
             tuple(map(int, splits.get("val", {}).get("image_ids", ()))),
         )
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:

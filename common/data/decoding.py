@@ -70,10 +70,8 @@ class Reader:
 
         def records(batch: int) -> Any:
             ids = tensorflow().data.Dataset.range(slices[batch].start, end)
-            records = read_records(
-                self.shards, segments(counts, in_order, slices[batch].start, end)
-            )
-            return tensorflow().data.Dataset.zip((records, ids))
+            parts = segments(counts, in_order, slices[batch].start, end)
+            return tensorflow().data.Dataset.zip((read_records(self.shards, parts), ids))
 
         def reads(batch: int) -> np.ndarray:
             return segments(counts, in_order, slices[batch].start, slices[batch].start + rows)

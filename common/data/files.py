@@ -26,12 +26,9 @@ def find(data_dir: str, patterns: str, what: str) -> tuple[str, ...]:
     data_manifest.check_finished(folder)
     try:
         for pattern in filter(None, (p.strip() for p in patterns.split(","))):
-            absolute = "://" in pattern or pattern.startswith("/")
-            paths.update(
-                storage.matching_paths(pattern)
-                if absolute
-                else storage.matching_paths(f"{folder}/{pattern}", folder)
-            )
+            is_absolute = "://" in pattern or pattern.startswith("/")
+            place = (pattern,) if is_absolute else (f"{folder}/{pattern}", folder)
+            paths.update(storage.matching_paths(*place))
         if not paths and not tf.io.gfile.exists(folder):
             problem = "there is no such folder"
         elif not paths and not tf.io.gfile.stat(folder).is_directory:

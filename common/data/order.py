@@ -16,7 +16,7 @@ number of hosts that divides the number of streams. The examples are numbered in
   a step has a single one of a block.
 
 A benchmark with several pools of examples, such as Mask R-CNN, gives each an `Order`. A random
-order of examples in memory is a `permutation.Permutation`.
+order of examples in memory is a `Permutation`.
 """
 
 import dataclasses
@@ -31,6 +31,7 @@ from common.errors import DataError
 
 _OPEN_FILES = 512  # that all streams together read in turn; each takes memory for its buffers
 _INTERLEAVED = 16  # files that a stream reads in turn, at most
+_ROUNDS = 6  # of `Permutation`
 
 
 def hash64(*words: Any) -> np.ndarray:
@@ -253,3 +254,40 @@ class Order:
                 parts.append(block.reads)
                 missing -= len(block.ids)
         return np.concatenate(parts)
+
+
+class Permutation:
+    """A bijection of 0 .. size - 1 drawn from the integers `key`, without a list.
+
+    A Feistel network with tables of random functions (Luby and Rackoff 1988) permutes the next
+    power of two. An image outside of the range is permuted again until it is inside.
+    """
+
+    def __init__(self, size: int, *key: int):
+        self._size = size
+        bits = max(2, (size - 1).bit_length())
+        low, high = bits // 2, bits - bits // 2
+        self._low = low
+        self._tables = [
+            (hash64(*key, i, np.arange(1 << (low, high)[i % 2])) >> np.uint64(33)).astype(np.int64)
+            & ((1 << (high, low)[i % 2]) - 1)
+            for i in range(_ROUNDS)
+        ]
+
+    def __call__(self, positions: np.ndarray) -> np.ndarray:
+        """int64[k] in the range -> int64[k], the images."""
+        images = self._once(positions)
+        outside = np.flatnonzero(images >= self._size)
+        while len(outside):
+            images[outside] = self._once(images[outside])
+            outside = outside[images[outside] >= self._size]
+        return images
+
+    def _once(self, x: np.ndarray) -> np.ndarray:
+        low, high = x & ((1 << self._low) - 1), x >> self._low
+        for i, table in enumerate(self._tables):
+            if i % 2:
+                low = low ^ table[high]
+            else:
+                high = high ^ table[low]
+        return high << self._low | low

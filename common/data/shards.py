@@ -71,15 +71,13 @@ def read_records(shards: Shards, segments: Any, buffer_size: int = READ_BUFFER) 
 
 def read_some(shards: Shards, examples: Sequence[int] | np.ndarray) -> list[bytes]:
     """The serialized records of single examples, in the order of `examples`."""
+    if not len(examples):
+        return []
     first = first_examples(shards.counts)
     numbers = np.asarray(examples, np.int64).reshape(-1)
     files = np.searchsorted(first, numbers, side="right") - 1
     segments = np.stack([files, numbers - first[files], np.ones_like(files)], axis=1)
-    return (
-        list(read_records(shards, segments, _TURN_BUFFER).as_numpy_iterator())
-        if len(numbers)
-        else []
-    )
+    return list(read_records(shards, segments, _TURN_BUFFER).as_numpy_iterator())
 
 
 def _examples(shards: Shards, file: Any, records: Any) -> Any:

@@ -89,8 +89,7 @@ PLAIN = Family(
     "layer{stage}.{block0}.",
     _CONVS | _NORMS | _SE | {"conv_proj": "downsample.0", "bn_proj": "downsample.1"},
 )
-# timm's resnet*d, resnetrs*: of the stem's three convolutions only the last BatchNorm has the plain
-# name
+# timm's resnet*d, resnetrs*: of the stem's three BatchNorms only the last one has the plain name
 DEEP = dataclasses.replace(
     PLAIN,
     outside={

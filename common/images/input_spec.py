@@ -196,9 +196,8 @@ def prepare_image(encoded: bytes, spec: InputSpec) -> np.ndarray:
 
     As in evaluation, an orientation in EXIF is not applied. DataError if it is no such image.
     """
-    return run_decoder(
-        _evaluation_graph(spec), functools.partial(evaluated, spec=spec), encoded
-    ).numpy()
+    plain = functools.partial(evaluated, spec=spec)
+    return run_decoder(_evaluation_graph(spec), plain, encoded).numpy()
 
 
 def run_decoder(program: Callable[..., Any], plain: Callable[..., Any], *inputs: Any) -> Any:

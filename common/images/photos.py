@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import io
+import re
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -132,7 +133,9 @@ def _opened(data: bytes) -> Iterator[Any]:
         if isinstance(error, UnidentifiedImageError):
             raise BadImage("not an image that can be read") from error
         if isinstance(error, Image.DecompressionBombError):
-            raise BadImage(limits.too_large(error)) from error
+            number = re.search(r"\d+", str(error))  # Pillow's limit is `limits.PIXELS`, too
+            size = f"{int(number[0]) if number else 0:,} pixels, more than the {limits.PIXELS:,}"
+            raise BadImage(f"{size} that are decoded: shrink the image") from error
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise BadImage(f"damaged or cut short: {reason[:200]}") from error
 

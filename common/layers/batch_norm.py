@@ -40,9 +40,13 @@ class BatchNorm(nn.BatchNorm):
         if self.axis_name:
             moments = jax.lax.pmean(moments, self.axis_name)
         mean, var = moments[0], jnp.maximum(moments[1] - jnp.square(moments[0]), 0)
-        for name, value in (("mean", mean), ("var", var)):
-            old = self.get_variable("batch_stats", name)
-            new = self.momentum * old + (1 - self.momentum) * value
-            self.put_variable("batch_stats", name, new)
+        update_statistics(self, mean, var)
         factor = jax.lax.rsqrt(var + self.epsilon) * scale
         return (values * factor + (bias - mean * factor)).astype(dtype)
+
+
+def update_statistics(layer: Any, mean: jax.Array, var: jax.Array) -> None:
+    """Moves the running statistics of a BatchNorm towards a batch's mean and variance, f32[c]."""
+    for name, value in (("mean", mean), ("var", var)):
+        old = layer.get_variable("batch_stats", name)
+        layer.put_variable("batch_stats", name, layer.momentum * old + (1 - layer.momentum) * value)

@@ -121,8 +121,7 @@ def conv_by_products(
     is_point = kernel.shape[:2] == (1, 1) and not any(map(any, padding))
     is_tiny = 0 < height <= _FEW_PIXELS and 0 < width <= _FEW_PIXELS
     if not is_point and not is_tiny:
-        numbers = ("NHWC", "HWIO", "NHWC")
-        return lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=numbers)
+        return _native(x, kernel, strides, padding)
     # The taps of the kernel that meet the image anywhere; in a 3x3 kernel on one pixel, one does.
     rows, columns = (
         [i for i in range(window) if any(0 <= i + s * o - low < n for o in range(count))]
@@ -182,13 +181,9 @@ class Pairs:
         sides = [(0, 0), (0, 1), (0, 0), (0, 0)], [(0, 0), (1, 0), (0, 0), (0, 0)]
         windows = jnp.stack([jnp.pad(kernel, side) for side in sides], 3)  # [3, 4, c, 2, d]
         is_odd = self.width % 2
-        cells = jax.lax.conv_general_dilated(
-            self.cells,
-            windows.reshape(3, 2, 2 * c, 2 * d).astype(self.cells.dtype),
-            (1, 1),
-            ((1, 1), (0, is_odd) if self.shifted else (1, 1 - is_odd)),
-            dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        )
+        windows = windows.reshape(3, 2, 2 * c, 2 * d).astype(self.cells.dtype)
+        padding = (1, 1), (0, is_odd) if self.shifted else (1, 1 - is_odd)
+        cells = _native(self.cells, windows, (1, 1), padding)
         return dataclasses.replace(self, cells=cells, shifted=not self.shifted)
 
     def halve(self, kernel: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -201,10 +196,7 @@ class Pairs:
         if self.shifted:
             side, ends, even = (0, 1), (0, self.width % 2), slice(c, None)
         windows = jnp.pad(kernel, [(0, 0), side, (0, 0), (0, 0)]).reshape(3, 2, 2 * c, d)
-        y = jax.lax.conv_general_dilated(
-            *(self.cells, windows.astype(self.cells.dtype), (2, 1), ((1, 1), ends)),
-            dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        )
+        y = _native(self.cells, windows.astype(self.cells.dtype), (2, 1), ((1, 1), ends))
         return y, self.cells[:, ::2, : y.shape[2], even]
 
     def moments(self) -> tuple[jax.Array, jax.Array]:

@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from common.layers import device_kind
+from common.layers.batch_norm import update_statistics
 from common.layers.convolutions import Pairs
 from common.layers.gram_norm import Recomputed, conv_norm, conv_norm_sum, recompute
 
@@ -68,11 +69,8 @@ def stem(images: jax.Array, features: int, conv: Any, norm: Any, padding: Any) -
     gamma. Here that gradient is the one of the largest x.
     """
     conv = partial(conv, features, (7, 7), 2, padding=3)
-    return norm_relu(*pooled(images, conv, norm, partial(max_pool, padding=padding)))
-
-
-def max_pool(x: jax.Array, padding: Any) -> jax.Array:
-    return nn.max_pool(x, (3, 3), (2, 2), padding)
+    pool = partial(nn.max_pool, window_shape=(3, 3), strides=(2, 2), padding=padding)
+    return norm_relu(*pooled(images, conv, norm, pool))
 
 
 def pooled(images: jax.Array, conv: Any, norm: Any, pool: Any) -> Any:
@@ -184,12 +182,8 @@ class _BatchNormVariables(nn.Module):
 
     def update(self, mean: jax.Array, var: jax.Array) -> None:
         """Moves the running statistics towards a batch's mean and variance, f32[F] each."""
-        if self.is_initializing():
-            return
-        for name, value in (("mean", mean), ("var", var)):
-            old = self.get_variable("batch_stats", name)
-            new = self.momentum * old + (1 - self.momentum) * value
-            self.put_variable("batch_stats", name, new)
+        if not self.is_initializing():
+            update_statistics(self, mean, var)
 
 
 def recomputed_norm_relu(variables: _BatchNormVariables, x: jax.Array) -> Recomputed:
@@ -260,7 +254,7 @@ def _basic_stem(
             more = 2 if 2 * width - left < x.shape[2] else 0
             is_shifted = not more and not left
             left, right = left + 2 * is_shifted, right + more
-        return max_pool(x, (rows, (left, right)))
+        return nn.max_pool(x, (3, 3), (2, 2), (rows, (left, right)))
 
     y, *factors = pooled(images, conv, norm, pool)
     if not is_paired or y.shape[2] % 2:

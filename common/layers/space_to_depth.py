@@ -58,43 +58,6 @@ def stem(inner: Callable[..., Any]) -> Callable[..., Any]:
     return folded
 
 
-def blocked_stem(inner: Callable[..., Any]) -> Callable[..., Any]:
-    """`inner`, such as `models.stem`, of `rearrange`d images, with the same kernel [7, 7, C, F]."""
-
-    def blocked(images: jax.Array, features: int, conv: Any, norm: Any) -> Any:
-        def conv_stem(features: int, *window: Any, name: str, **others: Any) -> BlockedConv:
-            plain = conv(features, *window, **others, parent=None)
-            return BlockedConv(features, plain.dtype, name=name)
-
-        return inner(images, features, conv_stem, norm)
-
-    return blocked
-
-
-class BlockedConv(nn.Module):
-    """The plain stem's convolution, kernel [7, 7, C, F], of images in the blocks of `rearrange`.
-
-    TPUs read 4 * C channels faster than C: for Mask R-CNN's images of 832x1344 pixels, a v3 spends
-    half the time on normalisation, stem and max-pool (docs/mask_rcnn.md).
-    """
-
-    features: int
-    dtype: Any
-
-    @nn.compact
-    def __call__(self, blocks: jax.Array) -> jax.Array:
-        """[b, H/2, W/2, 4 * C] to dtype[b, H/2, W/2, F]."""
-        shape = (7, 7, blocks.shape[-1] // 4, self.features)
-        kernel = self.param("kernel", nn.initializers.lecun_normal(), shape, jnp.float32)
-        return jax.lax.conv_general_dilated(
-            blocks.astype(self.dtype),
-            convert_kernel(kernel).astype(self.dtype),
-            window_strides=(1, 1),
-            padding=PADDING,
-            dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        )
-
-
 def convert_kernel(kernel: jax.Array) -> jax.Array:
     """Converts the plain stem's kernel to the space-to-depth stem's, dtype kept.
 

@@ -1,40 +1,12 @@
-"""The TFRecord schemas of the TPU tutorials: one `tf.train.Example` per image.
+"""What the TFRecord schemas of the TPU tutorials share: one `tf.train.Example` per image.
 
-In the ImageNet schema labels count from 1, because 0 is reserved for a background class; readers
-subtract 1. benchmarks/detection/preparation/examples.py has the COCO schema, the one of
-`create_coco_tf_record.py`.
+The `preparation/examples.py` of benchmarks/resnet and benchmarks/detection have the schemas.
 """
 
 from collections.abc import Iterable
 from typing import Any
 
 from common.tensorflow import tensorflow
-
-
-def example(
-    encoded: bytes,
-    label: int,
-    synset: str,
-    filename: str,
-    size: tuple[int, int],
-    text: str = "",
-) -> bytes:
-    """Serializes one image, an RGB JPEG, as a tf.train.Example; always to the same bytes.
-
-    The first class has the `label` 1. `synset` is the WordNet id of the class, 'n01440764', or
-    another short name; `text` is the class in words, if there are any. `filename` has no folders,
-    and `size` is height and width in pixels.
-    """
-    feature = {
-        **image(encoded, size, filename, b"JPEG"),
-        "image/colorspace": strings([b"RGB"]),
-        "image/channels": ints([3]),
-        "image/class/label": ints([label]),
-        "image/class/synset": strings([synset.encode()]),
-    }
-    if text:
-        feature["image/class/text"] = strings([text.encode()])
-    return serialize(feature)
 
 
 def image(encoded: bytes, size: tuple[int, int], filename: str, form: bytes) -> dict[str, Any]:

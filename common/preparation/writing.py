@@ -70,10 +70,8 @@ class State:
                 problem = f"holds shards of another input or other settings {changes}"
             raise UserError(f"{self.out} {problem}; choose another --out, or --overwrite")
         if old != plan:
-            command = ["python", "-m", "scripts.prepare", *sys.argv[1:]]
-            self.write(
-                data_manifest.COMMAND, shlex.join(command)
-            )  # first: it ends what is interrupted
+            command = shlex.join(["python", "-m", "scripts.prepare", *sys.argv[1:]])
+            self.write(data_manifest.COMMAND, command)  # first: it ends what is interrupted
             self.write(data_manifest.PLAN, None)  # without a manifest it marks an unfinished folder
             self.remove_data_manifest()
             records.remove_shards(self.out)
@@ -101,11 +99,8 @@ class State:
         """The name of a shard or manifest in the output folder; '' if it has neither."""
         if shards := records.existing_shards(self.out):
             return shards[0]
-        return (
-            data_manifest.FILE_NAME
-            if data_manifest.FILE_NAME in storage.list_folder(self.out)
-            else ""
-        )
+        name = data_manifest.FILE_NAME
+        return name if name in storage.list_folder(self.out) else ""
 
     def finished(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
         """The summaries of the shards that are there and not cut short, by name."""
@@ -274,11 +269,8 @@ def save_data_manifest(out: str, content: dict) -> None:
     """Writes the data manifest, with the digest of its splits, unless it is there already."""
     if "splits" in content:
         content = content | {data_manifest.DIGEST: data_manifest.splits_digest(content["splits"])}
-    save(
-        out,
-        data_manifest.FILE_NAME,
-        json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n",
-    )
+    text = json.dumps(content, indent=1, ensure_ascii=False)
+    save(out, data_manifest.FILE_NAME, f"{text}\n".encode())
 
 
 def save(out: str, name: str, data: bytes) -> None:

@@ -286,14 +286,10 @@ def adopt(
         mixed = dict(zip(ours, merge(params, model_state, loaded), strict=True))
     except CheckpointError as error:
         raise CheckpointError(f"config.init_from={weights.source}: {error}") from error
-    mixed = jax.tree_util.tree_map_with_path(
-        lambda path, own, other: (
-            own if jax.tree_util.keystr(path[1:], simple=True, separator="/") in new else other
-        ),
-        ours,
-        mixed,
-    )
     before, after, others = by_name(ours), by_name(mixed), by_name(loaded)
+    # Parts have the names of arrays in `params` or in `model_state`.
+    after |= {name: leaf for name, leaf in before.items() if name.partition("/")[2] in new}
+    mixed = jax.tree.unflatten(jax.tree.structure(mixed), after.values())
     used, theirs = ({id(leaf) for leaf in leaves.values()} for leaves in (after, others))
     groups: dict[str, list[str]] = {"taken": [], "part": [], "new": []}
     for name, leaf in after.items():

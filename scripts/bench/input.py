@@ -32,13 +32,13 @@ from etils import epath
 
 import input_pipeline
 from benchmarks.records import RecordFiles
+from benchmarks.resnet.preparation.examples import tf_example
 from benchmarks.resnet.records import open_records
 from common import cli, entry
 from common.data import files, records
 from common.data.order import Order
 from common.errors import ConfigError
 from common.images.input_spec import IMAGENET_UNIT
-from common.preparation import schema
 from common.tensorflow import tensorflow
 from engine import environment
 from scripts.bench.peers import on_torch
@@ -92,7 +92,7 @@ def write(folder: str, photos: list[bytes]) -> None:
     """Writes photos as records in ImageNet's schema, and as files of ten classes for torch."""
     for shard, run in enumerate(records.shard_runs(len(photos), SHARDS)):
         path = os.path.join(folder, records.shard_name("train", shard, SHARDS))
-        rows = (schema.example(photos[i], 1 + i % 10, "photo", "a.JPEG", (375, 500)) for i in run)
+        rows = (tf_example(photos[i], 1 + i % 10, "photo", "a.JPEG", (375, 500)) for i in run)
         records.write_shard(path, rows)
     for i, photo in enumerate(photos):
         path = epath.Path(folder) / "files" / str(i % 10) / f"{i}.jpg"

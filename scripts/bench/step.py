@@ -29,10 +29,10 @@ from etils import epath
 
 from benchmarks.base import HostBatch
 from commands import preflight
+from commands import recipe as recipes
 from common import cli, entry
 from common.errors import ConfigError
 from engine import compiler, devices, environment, sharding
-from engine import recipe as recipes
 from engine.forecast import topology
 from engine.plan import Programs, make_plan, read_settings
 from scripts.bench import batches, peers
@@ -80,11 +80,9 @@ def estimated(flags: argparse.Namespace) -> list[Row]:
             row: Row = {"slice": one.name, "step": name, "estimate": True}
             row["batch_per_device"] = flags.batch_per_device
             if program := outcome.train:
-                row |= {"ms": 1e3 * one.chip.seconds(program.cycles), "moved": program.moved}
-                row |= {
-                    "temporaries": program.temporaries,
-                    "compile_seconds": program.compile_seconds,
-                }
+                row["ms"] = 1e3 * one.chip.seconds(program.cycles)
+                for key in ("moved", "temporaries", "compile_seconds"):
+                    row[key] = getattr(program, key)
             else:
                 row["error"] = outcome.error
             steps.append(row)

@@ -19,9 +19,10 @@ from etils import epath
 
 from benchmarks import mlperf
 from benchmarks.mlperf import Entry
+from commands import recipe
 from common import cli, entry, keys
 from common.errors import ConfigError, UserError, one_line, parse_json
-from engine import environment, locations, recipe
+from engine import environment, locations
 from engine.cluster import hosts
 from engine.mlperf import LOG
 from scripts.gradient import Children

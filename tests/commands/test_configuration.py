@@ -5,9 +5,9 @@ import os
 import pytest
 
 from commands import configuration
+from commands.recipe import Recipe
 from common import keys
 from common.errors import ConfigError
-from engine.recipe import Recipe
 from tests.conftest import make_tiny_config
 
 

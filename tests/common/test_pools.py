@@ -43,7 +43,8 @@ def test_an_error_comes_in_its_place():
     def work(i):
         return 1 // (2 - i)
 
-    results = pools.in_order(work, itertools.count())
-    assert [next(results), next(results)] == [0, 1]
-    with pytest.raises(ZeroDivisionError):
-        next(results)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        results = pools.ordered(pool, work, itertools.count(), 4)
+        assert [next(results), next(results)] == [0, 1]
+        with pytest.raises(ZeroDivisionError):
+            next(results)

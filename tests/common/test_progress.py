@@ -6,7 +6,7 @@ import types
 import pytest
 
 from common import progress
-from common.progress import Progress, hms, print_row, report_progress, set_progress_listener, time
+from common.progress import Progress, hms, report_progress, set_progress_listener, time
 
 
 @pytest.fixture
@@ -63,13 +63,3 @@ def test_only_at_tells_the_listener(clock, monkeypatch):
 )
 def test_hms(seconds, words):
     assert hms(seconds) == words
-
-
-@pytest.mark.parametrize("total", [0, 1, 19, 20, 21, 500])
-def test_a_list_of_files_has_at_most_twenty_lines(total, capsys):
-    for number in range(total):
-        print_row(number, total, f"file {number}")
-    lines = capsys.readouterr().out.splitlines()
-    shown = total if total <= 20 else 19
-    assert lines[:shown] == [f"file {number}" for number in range(shown)]
-    assert lines[shown:] == ([] if total <= 20 else [f"... and {total - 19} more"])

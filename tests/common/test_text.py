@@ -1,12 +1,13 @@
 """Text: its encoding, where lines end and how long they may be, and names that look alike."""
 
 import io
+import unicodedata
 
 import pytest
 
 from common import limits
 from common.errors import DataError
-from common.text import decoded, limited_lines, text_lines
+from common.text import alike, decoded, limited_lines, normal_name, text_lines
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
@@ -53,3 +54,13 @@ def test_lines_have_limits(text, words, monkeypatch):
         return
     with pytest.raises(DataError, match=words):
         list(lines)
+
+
+def test_names_that_look_the_same_have_one_form():
+    name = "Jos\u00e9 Ramos"
+    assert normal_name(unicodedata.normalize("NFD", f" {name}")) == name
+    assert normal_name("\ufeffJos\u00e9\u00a0 Ramos\t") == name
+    assert normal_name("Jo\u200bse\u2060\u0301 Ra\u00admos\u200e") == name
+    assert normal_name("\u06cc\u200c\u0631") == "\u06cc\u200c\u0631"  # it parts letters of Persian
+    assert normal_name("Cat") != normal_name("cat")
+    assert alike(["Cat", "dog", "cat ", "Cat", "\uff23at"]) == [["Cat", "cat ", "\uff23at"]]

@@ -15,7 +15,7 @@ import pytest
 from etils import epath
 from PIL import Image
 
-from common.preparation import schema
+from benchmarks.resnet.preparation.examples import tf_example
 from engine import mlperf
 from engine.plan import Programs, make_plan, read_settings
 from scripts.mlperf import results as mlperf_results
@@ -84,7 +84,7 @@ def write_records(folder: str) -> str:
             file = io.BytesIO()
             Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(file, "JPEG")
             name = f"{i}.JPEG"
-            rows.append(schema.example(file.getvalue(), label + 1, f"n{label}", name, (20, 24)))
+            rows.append(tf_example(file.getvalue(), label + 1, f"n{label}", name, (20, 24)))
         write_shards(folder, split, rows, 4)
     return folder
 

@@ -5,7 +5,7 @@ import io
 import numpy as np
 from PIL import Image
 
-from common.preparation import schema
+from benchmarks.resnet.preparation.examples import tf_example
 from tests.helpers.preparation import write_shards
 
 CLASSES = 4
@@ -19,7 +19,7 @@ def write(folder, counts, height, width):
         for i in range(count):
             label, size = 1 + i % CLASSES, (height, width)
             jpeg = encoded(draw, *size)
-            rows.append(schema.example(jpeg, label, f"n{label}", f"{i}.JPEG", size))
+            rows.append(tf_example(jpeg, label, f"n{label}", f"{i}.JPEG", size))
         write_shards(folder, split, rows, min(count, 8))
 
 

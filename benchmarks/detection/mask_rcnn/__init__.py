@@ -117,7 +117,7 @@ class MaskRcnn(Detector[AspectRatioGroups]):
         keys, anchors, heads = self.settings.backbone, self.settings.anchors, self.settings.heads
         stem = functools.partial(resnets.stem, padding=keys.pool_padding)
         # The images come in blocks of 2x2 pixels.
-        fold = space_to_depth.stem if keys.space_to_depth else space_to_depth.blocked_stem
+        fold = space_to_depth.stem if keys.space_to_depth else models.blocked_stem
         backbone = resnets.ResNet(
             tuple(keys.resnet_stages),
             resnets.BottleneckBlock if keys.resnet_bottleneck else resnets.BasicBlock,

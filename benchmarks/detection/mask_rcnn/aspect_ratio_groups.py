@@ -15,8 +15,7 @@ import numpy as np
 
 from benchmarks.detection.records import Source, marked_shards
 from benchmarks.detection.settings import Data
-from common.data.order import Order, hash64
-from common.data.permutation import Permutation
+from common.data.order import Order, Permutation, hash64
 from common.data.shards import Shards
 
 

@@ -10,7 +10,7 @@ the heads for proposals and boxes are float32, because many scores would be equa
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -23,7 +23,7 @@ from jax import lax
 from benchmarks.detection import selection
 from benchmarks.detection.boxes import clip, decode_boxes, nms
 from common.errors import ConfigError
-from common.layers import device_kind
+from common.layers import device_kind, space_to_depth
 from common.layers.convolutions import conv_general_dilated
 from models import ResNet
 
@@ -35,6 +35,43 @@ _HE_FAN_OUT = nn.initializers.variance_scaling(2.0, "fan_out", "normal")  # "MSR
 PADDING = ((1, 1), (1, 1))
 _Conv = partial(nn.Conv, conv_general_dilated_cls=lambda: _conv_on_cpus)
 _conv3x3 = partial(_Conv, kernel_size=(3, 3), padding=PADDING)
+
+
+def blocked_stem(inner: Callable[..., Any]) -> Callable[..., Any]:
+    """`inner`, such as `models.stem`, of images in blocks, with the same kernel [7, 7, C, F]."""
+
+    def blocked(images: jax.Array, features: int, conv: Any, norm: Any) -> Any:
+        def conv_stem(features: int, *window: Any, name: str, **others: Any) -> BlockedConv:
+            plain = conv(features, *window, **others, parent=None)
+            return BlockedConv(features, plain.dtype, name=name)
+
+        return inner(images, features, conv_stem, norm)
+
+    return blocked
+
+
+class BlockedConv(nn.Module):
+    """The plain stem's convolution, kernel [7, 7, C, F], of images in blocks of 2x2 pixels.
+
+    TPUs read 4 * C channels faster than C: for Mask R-CNN's images of 832x1344 pixels, a v3 spends
+    half the time on normalisation, stem and max-pool (docs/mask_rcnn.md).
+    """
+
+    features: int
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, blocks: jax.Array) -> jax.Array:
+        """[b, H/2, W/2, 4 * C] to dtype[b, H/2, W/2, F]."""
+        shape = (7, 7, blocks.shape[-1] // 4, self.features)
+        kernel = self.param("kernel", nn.initializers.lecun_normal(), shape, jnp.float32)
+        return lax.conv_general_dilated(
+            blocks.astype(self.dtype),
+            space_to_depth.convert_kernel(kernel).astype(self.dtype),
+            window_strides=(1, 1),
+            padding=space_to_depth.PADDING,
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
 
 
 class FPN(nn.Module):

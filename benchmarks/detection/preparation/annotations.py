@@ -17,8 +17,7 @@ from common.data import records
 from common.errors import parse_json, visible
 from common.preparation import holdout, sources
 from common.preparation.folders import Folder
-from common.similar_names import alike, normal_name
-from common.text import decoded
+from common.text import alike, decoded, normal_name
 
 LABEL_FORMATS = (*FORMATS, "tfrecords")  # the values of --labels
 _Inputs = dict[str, sources.Source]

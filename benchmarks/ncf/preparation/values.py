@@ -10,7 +10,7 @@ import pyarrow.compute
 
 from common.data.order import hash64
 from common.preparation.sources import SourceError
-from common.similar_names import alike, normal_name
+from common.text import alike, normal_name
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported
 # strptime's forms of dates, and of the time of day behind them. Without a zone, times are UTC.

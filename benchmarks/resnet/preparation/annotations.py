@@ -16,9 +16,8 @@ from common.errors import some, visible
 from common.images.photos import SUFFIXES
 from common.preparation.sources import Source, SourceError, read_all
 from common.preparation.splits import COLUMNS, split_of, whole_split
-from common.similar_names import normal_name
 from common.tensorflow import tensorflow
-from common.text import decoded, text_lines
+from common.text import decoded, normal_name, text_lines
 
 _LABELS = (  # names of columns, the likeliest first
     "label_name class_name category_name label labels class category breed species target "

@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from benchmarks.resnet.preparation.examples import tf_example
 from common import cli
 from common.data import records, storage
 from common.errors import UserError
-from common.preparation import arguments, schema, writing
+from common.preparation import arguments, writing
 from common.preparation.sklearn_digits import add_choice, load
 from common.tensorflow import tensorflow
 
@@ -50,7 +51,7 @@ def examples(chosen: range = range(10), per_class: int = 0) -> dict[str, list[by
         smooth = grey.resize((SIZE, SIZE), Image.Resampling.BICUBIC)
         smooth.convert("RGB").save(jpeg, "JPEG", quality=95)
         name, label = f"digit_{digit}_{i:04d}.JPEG", digit - chosen.start + 1
-        return schema.example(jpeg.getvalue(), label, f"digit_{digit}", name, (SIZE, SIZE))
+        return tf_example(jpeg.getvalue(), label, f"digit_{digit}", name, (SIZE, SIZE))
 
     return {split: list(map(serialize, numbers)) for split, numbers in rows.items()}
 

@@ -15,7 +15,7 @@ from common.images import photos
 from common.preparation import holdout, schema, writing
 from common.preparation.sources import Source, SourceError
 from common.preparation.splits import whole_split
-from common.similar_names import alike, normal_name
+from common.text import alike, normal_name
 
 _SHARDS = {"train": 1024, "validation": 128}  # ImageNet's usual numbers of files
 
@@ -153,9 +153,35 @@ def example(args: argparse.Namespace, classes: list[str], split: Split, k: int) 
     except photos.BadImage as error:
         return b"", (), {"left_out": [path, str(error)]}
     file, size = os.path.basename(path), (jpeg.height, jpeg.width)
-    record = schema.example(jpeg.encoded, label, name, file, size, name if is_folder else "")
+    record = tf_example(jpeg.encoded, label, name, file, size, name if is_folder else "")
     notes: dict[str, list] = {"changed": [path, jpeg.change]} if jpeg.change else {}
     if is_folder:
         digest = hashlib.blake2b(jpeg.encoded, digest_size=8).hexdigest()
         notes["digests"] = [digest, label, path]
     return record, (label,), notes
+
+
+def tf_example(
+    encoded: bytes,
+    label: int,
+    synset: str,
+    filename: str,
+    size: tuple[int, int],
+    text: str = "",
+) -> bytes:
+    """Serializes an image, an RGB JPEG, in the ImageNet schema; always to the same bytes.
+
+    The first class has the `label` 1, and readers subtract 1. `synset` is the WordNet id of the
+    class, 'n01440764', or another short name; `text` is the class in words, if there are any.
+    `filename` has no folders, and `size` is height and width in pixels.
+    """
+    feature = {
+        **schema.image(encoded, size, filename, b"JPEG"),
+        "image/colorspace": schema.strings([b"RGB"]),
+        "image/channels": schema.ints([3]),
+        "image/class/label": schema.ints([label]),
+        "image/class/synset": schema.strings([synset.encode()]),
+    }
+    if text:
+        feature["image/class/text"] = schema.strings([text.encode()])
+    return schema.serialize(feature)

@@ -28,8 +28,8 @@ from common.errors import UserError, some, visible
 from common.images.pixels import LARGE
 from common.preparation import arguments, holdout, sources, unread, writing
 from common.preparation.duplicates import report_repeated
-from common.similar_names import normal_name
 from common.tensorflow import tensorflow
+from common.text import normal_name
 
 _FEW = 20  # training photos, with which a class is hardly learnt
 _SAMPLE = 100  # images whose sizes stand for all

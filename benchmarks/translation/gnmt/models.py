@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from benchmarks.translation import losses
 from benchmarks.translation.gnmt.lstm import cell, lstm
 from benchmarks.translation.reductions import dot
-from common.layers.dropout import dropout
+from common.hashing import dropout
 
 _TILE = 128  # the tables have a multiple of it as words: that fills the TPU's matrix unit
 _UNROLLED = 4  # targets whose tanh are made in one pass: fewer passes over the sums

@@ -14,11 +14,11 @@ from benchmarks.translation.vocabulary import Vocabulary, Words, load_vocabulary
 from common.data import storage
 from common.errors import DataError, UserError
 from common.preparation.sources import SourceError
-from common.progress import print_row
 from common.tensorflow import tensorflow
 
 _EVAL = 2000, 100, 50  # pairs taken for evaluation: the most, the least, and one in so many
 _TAGS = re.compile("</?(doc|url|speaker|talkid|title|description|keywords|reviewer|translator)\\b")
+_ROWS = 20  # lines about the files of a split, at most
 _SHORT = 10  # characters: sides that have fewer count as so long in a ratio
 
 Pair = tuple[str, str]
@@ -107,8 +107,12 @@ class TextInput:
         return Pairs(train, evaluation, left_out)
 
     def _read(self, split: str, left_out: collections.Counter[str]) -> Iterator[Pair]:
-        for number, each in enumerate(self._inputs[split]):
-            print_row(number, len(self._inputs[split]), f"{split}: {each}")
+        inputs = self._inputs[split]
+        for number, each in enumerate(inputs, 1):
+            if number < _ROWS or len(inputs) == _ROWS:
+                print(f"{split}: {each}", flush=True)
+            elif number == _ROWS:
+                print(f"... and {len(inputs) - _ROWS + 1:,} more", flush=True)
             yield from each.pairs()
             if isinstance(each, Corpus):
                 left_out.update(each.left_out)

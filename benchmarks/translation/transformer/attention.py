@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from benchmarks.translation import reductions
 from benchmarks.translation.losses import MASKED_LOGIT
-from common.layers.dropout import keep_mask
+from common.hashing import keep_mask
 
 _PARTS = 2  # slices of the rows on CPUs: XLA has one core for a batch of products
 

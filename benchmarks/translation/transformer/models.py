@@ -22,8 +22,8 @@ from benchmarks.translation.losses import MASKED_LOGIT
 from benchmarks.translation.reductions import dot
 from benchmarks.translation.transformer import losses
 from benchmarks.translation.transformer.attention import attend
+from common.hashing import dropout
 from common.layers import device_kind
-from common.layers.dropout import dropout
 
 _TILE = 128  # the table has a multiple of it as rows: that fills the TPU's matrix unit
 _EPSILON = 1e-6  # added to the norms' variance

@@ -71,23 +71,19 @@ def make(peer: Peer, mesh: Mesh, compiler_options: Mapping[str, str] | None = No
     return jax.jit(sharded, donate_argnums=0, compiler_options=options)
 
 
-def lower_peer(
-    peer: Peer, mesh: Mesh, batch_size: int, options: Mapping[str, str] | None
-) -> list[Any]:
-    """The step lowered for each kind of batch of `batch_size` examples: [(batch, lowered), ...]."""
+def lower(programs: Programs, plan: Plan | None = None) -> list[Any]:
+    """The peer's step, lowered for each shape of its batches, with our step's compiler options.
+
+    `preflight.work` also gives the `plan` of our step, from which nothing follows here.
+    """
+    settings, benchmark, mesh = programs.settings, programs.benchmark, programs.mesh
+    peer = peers.load(settings.config, benchmark)
     state = jax.eval_shape(lambda: first(peer, jax.random.key(0)))
     state = sharding.abstract(state, sharding.replicated(mesh))
-    placement = sharding.batch_sharding(mesh)
-    batches = tuple(sharding.abstract(spec, placement) for spec in peer.specs(batch_size))
+    placement, specs = sharding.batch_sharding(mesh), peer.specs(settings.train_batch_size)
+    batches = tuple(sharding.abstract(spec, placement) for spec in specs)
+    options = compiler.options(mesh, benchmark.larger_windows)
     return ours.lower(make(peer, mesh, options), (state,), batches)
-
-
-def lower_with_our_options(programs: Programs, plan: Plan) -> list[Any]:
-    """The peer's step, lowered for each shape of its batches, with our step's compiler options."""
-    settings, benchmark = programs.settings, programs.benchmark
-    options = compiler.options(programs.mesh, benchmark.larger_windows)
-    peer = peers.load(settings.config, benchmark)
-    return lower_peer(peer, programs.mesh, settings.train_batch_size, options)
 
 
 def make_step(programs: Programs, batch: HostBatch) -> Callable[[], None]:
@@ -95,7 +91,6 @@ def make_step(programs: Programs, batch: HostBatch) -> Callable[[], None]:
     settings, mesh = programs.settings, programs.mesh
     benchmark = programs.benchmark
     peer = peers.load(settings.config, benchmark)
-    options = compiler.options(mesh, benchmark.larger_windows)
     batch = dict(batch)
     if settings.benchmark == "mask_rcnn":
         batch["image"] = space_to_depth.restore(batch["image"])
@@ -103,7 +98,7 @@ def make_step(programs: Programs, batch: HostBatch) -> Callable[[], None]:
         spec = benchmark.input_spec
         mean, std = (np.array(values, np.float32) for values in (spec.mean, spec.std))
         batch["image"] = (batch["image"] - mean) / std
-    lowered = lower_peer(peer, mesh, settings.train_batch_size, options)
+    lowered = lower(programs)
     compiled = batches.fitting(lowered, batch).compile()
     state = jax.jit(
         lambda: first(peer, jax.random.key(0)), out_shardings=sharding.replicated(mesh)
@@ -123,4 +118,4 @@ def make_step(programs: Programs, batch: HostBatch) -> Callable[[], None]:
 if __name__ == "__main__":
     kernels.ask_for_bundles()
     with Connection(int(sys.argv[1])) as connection:
-        preflight.work(connection, lower_with_our_options)
+        preflight.work(connection, lower)

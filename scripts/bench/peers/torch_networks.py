@@ -147,11 +147,8 @@ def ssd(benchmark: Ssd) -> Network:
 def mask_rcnn(benchmark: MaskRcnn) -> Network:
     """torchvision's Mask R-CNN."""
     keys, body, heads = benchmark.settings, benchmark.settings.backbone, benchmark.settings.heads
-    levels, width, features = (
-        keys.anchors.pyramid_levels,
-        heads.pyramid_filters,
-        heads.mask_features,
-    )
+    levels, width = keys.anchors.pyramid_levels, heads.pyramid_filters
+    features = heads.mask_features
     is_wide = body.resnet_bottleneck
     trunk = _trunk(body.resnet_stages, is_wide, body.num_filters, _frozen_norm(benchmark))
     inner = [level for level in levels if level <= body.level]

@@ -16,8 +16,8 @@ from sklearn.utils.class_weight import compute_class_weight
 import benchmarks
 import train
 from benchmarks.resnet import ImageClassifier
+from benchmarks.resnet.preparation.examples import tf_example
 from common.errors import CheckpointError, ConfigError
-from common.preparation import schema
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.saver import first_state
 from engine.cluster import preemption
@@ -67,7 +67,7 @@ def unbalanced(tmp_path_factory):
         for label in np.random.default_rng(0).permutation(np.repeat(range(3), counts)):
             file = io.BytesIO()
             Image.new("RGB", (20, 20), (90 * int(label), 50, 50)).save(file, "JPEG")
-            row = schema.example(file.getvalue(), int(label) + 1, f"n{label}", "x.JPEG", (20, 20))
+            row = tf_example(file.getvalue(), int(label) + 1, f"n{label}", "x.JPEG", (20, 20))
             examples.append(row)
         write_shards(str(folder), split, examples, 2)
     return str(folder)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import models
+from benchmarks.detection.mask_rcnn.models import blocked_stem
 from common.layers import space_to_depth
 from common.layers.space_to_depth import unfold_kernel
 from tests.test_models import apply, make_images, random_variables, small
@@ -67,7 +68,7 @@ def test_an_unfolded_kernel_has_a_tap_for_each_pixel():
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("stem", "blocked"), [(models.stem, space_to_depth.blocked_stem(models.stem)), (FOLDED, FOLDED)]
+    ("stem", "blocked"), [(models.stem, blocked_stem(models.stem)), (FOLDED, FOLDED)]
 )
 def test_images_may_come_in_blocks(stem, blocked):
     """With the same kernel, gradients included, and with the same initial kernel."""

@@ -16,7 +16,7 @@ from benchmarks.detection.preparation import (
 from common import cli
 from common.errors import UserError
 from common.preparation.sources import list_input
-from common.similar_names import normal_name
+from common.text import normal_name
 from scripts import prepare
 from tests.benchmarks.detection.preparation.test_coco_own import brightness
 from tests.benchmarks.detection.preparation.test_coco_own import photos as bright_photos

@@ -15,8 +15,8 @@ from scipy import stats
 import benchmarks
 from benchmarks.resnet import architecture
 from benchmarks.resnet.input import augment, regularisation
+from common import hashing
 from common.errors import ConfigError
-from common.layers import dropout
 from tests.benchmarks.resnet import networks
 from tests.common.test_hashing import plain
 from tests.conftest import make_tiny_config
@@ -74,7 +74,7 @@ def test_a_dropout_is_before_the_head_and_follows_the_seeds():
     variables, images = random_variables(model), make_images(4, 16, 16, 3)
     seeds: Any = np.array([5, -7, 11, 5], np.int32)
     features = np.asarray(model.apply(variables, images, False, method="features"))
-    stays = np.asarray(dropout.keep_mask((4, 8), 0.25, seeds, 0x68656164))
+    stays = np.asarray(hashing.keep_mask((4, 8), 0.25, seeds, 0x68656164))
     assert 0 < stays.sum() < stays.size and (stays[0] == stays[3]).all()
     head = variables["params"]["head"]
     expected = np.where(stays, features / 0.75, 0) @ head["kernel"] + head["bias"]

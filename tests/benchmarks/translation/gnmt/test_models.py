@@ -12,7 +12,7 @@ from jax.extend.core import jaxprs_in_params
 
 from benchmarks.translation import losses
 from benchmarks.translation.gnmt import models
-from common.layers.dropout import keep_mask
+from common.hashing import keep_mask
 
 WORDS, WIDTH, LAYERS = 11, 4, 3
 PAIRS = [([5, 2, 9, 1], [3, 3, 8, 10, 1]), ([7, 1], [4, 6, 1]), ([2, 8, 4, 10, 6, 1], [9, 1])]

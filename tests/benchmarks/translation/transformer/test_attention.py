@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.translation.transformer import attention
-from common.layers import dropout
+from common import hashing
 
 ROWS, QUERIES, KEYS, HEADS, HEAD = 2, 5, 7, 3, 4
 
@@ -58,7 +58,7 @@ def test_attention_and_its_gradients(rate, tokens_last):
     seeds, site = np.array([4, -9], np.int32), 12
     shape = ROWS, HEADS, QUERIES, KEYS
     mask_of_dropout = (
-        np.asarray(dropout.keep_mask(shape, rate, jnp.asarray(seeds), site))
+        np.asarray(hashing.keep_mask(shape, rate, jnp.asarray(seeds), site))
         if rate
         else np.ones(shape)
     )

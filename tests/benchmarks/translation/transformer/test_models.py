@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.translation import reductions
 from benchmarks.translation.transformer import losses, models
-from common.layers.dropout import keep_mask
+from common.hashing import keep_mask
 
 WORDS, WIDTH, HEADS, LAYERS = 37, 16, 2, 2
 SIDES = "inputs", "targets"

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from common.layers import dropout
+from common import hashing
 from tests.common.test_hashing import plain
 
 
 def masks(seeds, shape, rate=0.1, site=3):
-    keep = jax.jit(dropout.keep_mask, static_argnums=(0, 1, 3))
+    keep = jax.jit(hashing.keep_mask, static_argnums=(0, 1, 3))
     return np.asarray(keep((len(seeds), *shape), rate, np.asarray(seeds, np.int32), site))
 
 
@@ -60,28 +60,28 @@ def test_neighbours_lines_rows_and_sites_are_independent():
 def test_the_rows_may_be_cut_over_devices():
     seeds: Any = np.array([5, 9, 5, -3], np.int32)
     x: Any = np.random.default_rng(0).normal(size=(4, 6, 8)).astype(np.float32)
-    whole = dropout.dropout(x, 0.4, seeds, 2)
-    parts = [dropout.dropout(x[i : i + 1], 0.4, seeds[i : i + 1], 2) for i in range(4)]
+    whole = hashing.dropout(x, 0.4, seeds, 2)
+    parts = [hashing.dropout(x[i : i + 1], 0.4, seeds[i : i + 1], 2) for i in range(4)]
     np.testing.assert_array_equal(whole, np.concatenate(parts))
     np.testing.assert_array_equal(np.asarray(whole[0] == 0), np.asarray(whole[2] == 0))
     mesh = jax.make_mesh((4,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("rows"))
     inputs = jax.device_put((x, seeds), spec)
-    sharded = jax.jit(lambda x, seeds: dropout.dropout(x, 0.4, seeds, 2))(*inputs)
+    sharded = jax.jit(lambda x, seeds: hashing.dropout(x, 0.4, seeds, 2))(*inputs)
     np.testing.assert_array_equal(whole, sharded)
 
 
 def test_what_stays_is_scaled_and_so_is_its_gradient():
     x = jnp.arange(1.0, 41.0).reshape(2, 20)
     seeds = jnp.array([1, 2])
-    y, pullback = jax.vjp(lambda x: dropout.dropout(x, 0.2, seeds, 0), x)
-    mask = np.asarray(dropout.keep_mask(x.shape, 0.2, seeds, 0))
+    y, pullback = jax.vjp(lambda x: hashing.dropout(x, 0.2, seeds, 0), x)
+    mask = np.asarray(hashing.keep_mask(x.shape, 0.2, seeds, 0))
     np.testing.assert_allclose(y, mask * x / 0.8, rtol=1e-6)
     np.testing.assert_allclose(pullback(jnp.ones_like(x))[0], mask / 0.8, rtol=1e-6)
-    assert dropout.dropout(x.astype(jnp.bfloat16), 0.2, seeds, 0).dtype == jnp.bfloat16
+    assert hashing.dropout(x.astype(jnp.bfloat16), 0.2, seeds, 0).dtype == jnp.bfloat16
 
 
 def test_no_seeds_and_no_rate_change_nothing():
     x = jnp.ones((2, 3))
-    assert dropout.dropout(x, 0.1, None, 0) is x
-    assert dropout.dropout(x, 0.0, jnp.array([1, 2]), 0) is x
+    assert hashing.dropout(x, 0.1, None, 0) is x
+    assert hashing.dropout(x, 0.0, jnp.array([1, 2]), 0) is x
