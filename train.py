@@ -121,8 +121,18 @@ class Trainer:
             check_plan(run.programs, plan, saver.abstract, evaluating)
             stopping = StoppingRule(run, plan, reporter, evaluating)
             evaluator = Evaluator(run, plan, reporter, log)
-            parts = guard, log, reporter, profiler, plan, saver, stopping, evaluator
-            yield cls(run, evaluating, *parts)
+            yield cls(
+                run=run,
+                evaluating=evaluating,
+                guard=guard,
+                log=log,
+                reporter=reporter,
+                profiler=profiler,
+                plan=plan,
+                saver=saver,
+                stopping=stopping,
+                evaluator=evaluator,
+            )
 
     def start(self, newest: int) -> tuple[Compiled, Position]:
         """Compiles, opens the data, and restores the checkpoint `newest`; 0: makes the first state.

@@ -8,6 +8,7 @@ are good for.
 Letters in shapes: B is the global batch, h one host's share of it, b one device's share.
 """
 
+import abc
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -88,7 +89,7 @@ class Identity(NamedTuple):
     content: Mapping[str, str] = {}
 
 
-class Benchmark:
+class Benchmark(abc.ABC):
     """The interface between the loop and a benchmark, in the order of the calls.
 
     Its module's `make(config, cache_dir) -> Benchmark` checks the config alone. `init`, `loss`,
@@ -110,14 +111,15 @@ class Benchmark:
         """
         return self.num_examples(split)
 
+    @abc.abstractmethod
     def num_examples(self, split: str) -> int:
         """The number of examples in an epoch ("train") or an evaluation ("eval"), once opened."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:
         """The shapes and dtypes of all kinds of batches in `split`; leaves are [B, ...]."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def train_batches(
         self, batch_size: int, shard: int, num_shards: int, start_step: int
     ) -> Iterator[HostBatch]:
@@ -128,19 +130,19 @@ class Benchmark:
         leaf host_seconds float32[h], which is not in `batch_spec`: the seconds that one of
         os.cpu_count() threads spent on each example.
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
         """Every example once over all shards, padded with rows whose `mask` float32[h] is 0.
 
         All shards yield the same number of batches, and the same shape at one step.
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def init(self, rng: jax.Array) -> tuple[Arrays, Arrays]:
         """Returns (params, model_state), traced by jax; `model_state` may be {}."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def loss(
         self, params: Arrays, model_state: Arrays, batch: Mapping[str, jax.Array], rng: jax.Array
     ) -> tuple[Terms, Terms, Arrays]:
@@ -152,20 +154,19 @@ class Benchmark:
         to device and from micro-batch to micro-batch. In `model_state`, floats become their mean
         over devices; integers must be equal on all devices.
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def predict(
         self, params: Arrays, model_state: Arrays, batch: Mapping[str, jax.Array]
     ) -> dict[str, jax.Array]:
         """Returns the arrays [b, ...] that `score` needs of one device's share of a batch."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         """Scores, at least the targets' metrics, from the outputs of `predict` without padding.
 
         Only process 0 calls it, with the rows of all hosts.
         """
-        raise NotImplementedError
 
     # --- What it may have; the defaults suit most.
 
@@ -297,10 +298,10 @@ class Benchmark:
         """The config keys that declare how large the data are, with the numbers of the data."""
         return {}
 
-    def set_total_steps(self, total_steps: int) -> None:
+    def set_total_steps(self, total_steps: int) -> None:  # noqa: B027 (optional)
         """Takes the length of the run, before training batches are made."""
 
-    def check_random_start(self, norm_examples: int) -> None:
+    def check_random_start(self, norm_examples: int) -> None:  # noqa: B027 (optional)
         """Raises ConfigError if a run cannot begin with the random weights of `init`."""
 
     def fake_batch(self, spec: Spec, draw: np.random.Generator) -> HostBatch | None:

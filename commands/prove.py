@@ -38,7 +38,7 @@ CHECKS = {  # by name: files, of which the tests that are marked `device` run, o
     "exact evaluation": f"{_RUNS}::test_every_image_is_evaluated_once",
     "save while training": f"{_RUNS}::test_a_save_while_training_goes_on",
     "BatchNorm's form gram": "tests/common/layers/test_gram_norm.py",
-    "Pallas kernels": "tests/common/layers/test_boundary.py",
+    "Pallas kernels": "tests/benchmarks/resnet/test_boundary.py",
     "speed: ResNet-50": f"{_SPEED}::test_train_step[resnet50]",
     "speed: SSD": f"{_SPEED}::test_train_step[ssd]",
     "speed: Transformer": f"{_SPEED}::test_train_step[transformer]",

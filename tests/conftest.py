@@ -93,7 +93,7 @@ LONG = (
     *("test_benchmarks", "test_processes", "test_train", "test_programs", "test_mlperf"),
     *("test_tensorflow_weights", "test_report", "test_translators", "test_main", "test_sizes"),
     *("test_gcs_faults", "test_boundary", "test_boxes", "test_check"),
-    *("test_input_pipeline", "test_checkpoint", "test_tuning", "test_gcs_stalls"),
+    *("test_input_pipeline", "test_checkpointer", "test_tuning", "test_gcs_stalls"),
     *("test_weights_tuning", "test_gram_resnet", "test_weights", "test_sentences"),
 )
 

@@ -1,7 +1,7 @@
 """The weights that a detector begins with: a ResNet's for its backbone, or a detector's.
 
 They may come from a run or from another library. The module `library` of each detector's `MODEL`
-has the names and layouts of the other library's weights: `MODEL`, `matches(source)`, `FORMER`,
+has the names and layouts of the other library's weights: `TITLE`, `matches(source)`, `FORMER`,
 `read_settings(source)`, whose KeyError and ValueError say what is missing, and `theirs(path, array,
 values)` with the `values` that it returns. Its `renew_heads(settings, initial, loaded)` adapts the
 heads to new classes: of the initial parameters and the other model's, both by path.
@@ -141,7 +141,7 @@ def read_foreign_settings(library: ModuleType, file: str) -> Described | None:
     for name in benchmarks.names():
         theirs = benchmarks.model(name).library
         if theirs and theirs.matches(source):
-            raise DataError(f"{file} is {theirs.MODEL}, which --config=configs/{name}.py takes")
+            raise DataError(f"{file} is {theirs.TITLE}, which --config=configs/{name}.py takes")
     return None
 
 
@@ -155,7 +155,7 @@ def described(library: ModuleType, source: Foreign) -> tuple[Mapping[str, np.nda
         return arrays, *library.read_settings(dataclasses.replace(source, arrays=arrays))
     except (KeyError, ValueError) as error:
         raise DataError(
-            f"{source.path} is {library.MODEL}, but incomplete: it lacks {error}"
+            f"{source.path} is {library.TITLE}, but incomplete: it lacks {error}"
         ) from error
 
 
@@ -172,7 +172,7 @@ def read_foreign(detector: Any, file: str) -> Imported:
         try:
             return read(source, folded)
         except DataError as error:
-            raise DataError(f"{error}; nor is it {library.MODEL}") from error
+            raise DataError(f"{error}; nor is it {library.TITLE}") from error
     arrays, values, _ = described(library, source)
     keys = detector.settings
     data = dataclasses.replace(keys.data, num_classes=values["num_classes"])
@@ -187,7 +187,7 @@ def read_foreign(detector: Any, file: str) -> Imported:
     imported |= dict(zip(("mean", "std"), input_spec.IMAGENET, strict=True)) | {"channels": "RGB"}
     count = sum(array.size for array in jax.tree.leaves(tree["params"]))
     summary = (
-        f"{file} ({source.format}): {library.MODEL}, {count:,} parameters, {values['num_classes']} "
+        f"{file} ({source.format}): {library.TITLE}, {count:,} parameters, {values['num_classes']} "
         f"classes, SHA-256 {source.sha256[:12]}"
     )
     return Imported(file, tree["params"], tree["model_state"], {"imported": imported}, summary)

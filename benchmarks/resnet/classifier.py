@@ -54,7 +54,7 @@ class ImageClassifier(RecordBenchmark[Source]):
 
     proportions = ("top_1_accuracy", "top_5_accuracy")
     unit = "images"
-    nominal_sizes = records.IMAGENET
+    nominal_sizes = records.IMAGENET_COUNTS
     larger_windows = True
     input_advice = {
         "reading": "move the records closer (a bucket of this region, a faster disk), or raise "

@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 from benchmarks.mlperf import Entry, Facts, Run
-from benchmarks.resnet.records import IMAGENET
+from benchmarks.resnet.records import IMAGENET_COUNTS
 from common.errors import ConfigError
 from common.images import input_spec
 from common.trees import by_name
@@ -18,7 +18,10 @@ ENTRY = Entry(
     name="resnet",
     recipe="configs/mlperf_resnet50.py:1632",
     targets={"mllog": {"top_1_accuracy": 0.759}, "v0.5": {"top_1_accuracy": 0.749}},
-    declares={"num_train_images": IMAGENET["train"], "num_eval_images": IMAGENET["eval"]},
+    declares={
+        "num_train_images": IMAGENET_COUNTS["train"],
+        "num_eval_images": IMAGENET_COUNTS["eval"],
+    },
     variable="MLP_PATH_GCS_IMAGENET",
     meaning="the folder of ImageNet's train-* and validation-* records",
     files=(("train-*", "train/train-*"), ("validation-*", "validation/validation-*")),

@@ -15,7 +15,7 @@ from common.errors import ConfigError, DataError, one_line, some
 from common.tensorflow import tensorflow
 from input_pipeline import Source, wrong_label
 
-IMAGENET = {"train": 1_281_167, "eval": 50_000, "classes": 1_000}  # Russakovsky et al. 2015
+IMAGENET_COUNTS = {"train": 1_281_167, "eval": 50_000, "classes": 1_000}  # Russakovsky et al. 2015
 
 
 def load_data_manifest(keys: Data) -> data_manifest.DataManifest | None:
@@ -60,7 +60,7 @@ def valid_labels(num_classes: int, data_classes: int) -> range:
     data manifest names `data_classes`; 0 without one. If it names 1001 classes, none of them is a
     background. ConfigError: it names more than `num_classes`.
     """
-    num_classes = num_classes or data_classes or IMAGENET["classes"]
+    num_classes = num_classes or data_classes or IMAGENET_COUNTS["classes"]
     if num_classes < data_classes:
         raise ConfigError(
             f"config.num_label_classes={num_classes}, but the data manifest names {data_classes} "

@@ -171,7 +171,7 @@ class ManifestShard(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class DataManifest:
+class TextManifest:
     """What the manifest says: `shards` by file name, and the `length` of packed rows."""
 
     length: int
@@ -180,7 +180,7 @@ class DataManifest:
     shards: dict[str, ManifestShard]
 
 
-def load_manifest(data_dir: str) -> DataManifest | None:
+def load_text_manifest(data_dir: str) -> TextManifest | None:
     """The data manifest of a folder, local or gs://; None if there is none for translation."""
     data = data_manifest.read_bytes(data_dir)
     if data is None:
@@ -196,7 +196,7 @@ def load_manifest(data_dir: str) -> DataManifest | None:
                 shards[row["name"]] = ManifestShard(
                     int(row["examples"]), int(row["pairs"]), (inputs, targets)
                 )
-        return DataManifest(
+        return TextManifest(
             int(content["length"]),
             str(vocabulary["file"]),
             str(vocabulary["sha256"]),
@@ -213,7 +213,7 @@ def check_vocabulary(data_dir: str, vocabulary: Vocabulary, path: str) -> None:
 
     `path` is the file of the vocabulary, for the message. Folders without a manifest pass.
     """
-    content = load_manifest(data_dir)
+    content = load_text_manifest(data_dir)
     if content and content.vocabulary_digest != vocabulary.digest:
         raise DataError(
             f"{path} is not the vocabulary of the records in {data_dir} (SHA-256 "

@@ -63,6 +63,10 @@ def run(request: Request) -> int:
                 f"{model.config.benchmark!r}, which has no such flag; it has "
                 f"{', '.join(f'--{flag}' for flag in flags)}"
             )
+    if absent := [name for name, key in _KEYS.items() if key in values and key not in model.config]:
+        raise ConfigError(
+            f"--{absent[0]}: the recipe of {model.source} has no config.{_KEYS[absent[0]]}"
+        )
     form = _format(request.format, request.out, kind.formats)
     model = prepare(model, request.accept_other_data, not request.options.get("labels"), **values)
     request = dataclasses.replace(request, format=form)

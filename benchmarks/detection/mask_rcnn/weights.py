@@ -19,7 +19,7 @@ from common.errors import DataError
 from common.foreign.files import Foreign
 from common.foreign.resnets import LEAVES, PLAIN, split, torch_layout
 
-MODEL = "torchvision's Mask R-CNN"
+TITLE = "torchvision's Mask R-CNN"
 # The first digits of SHA-256 of torchvision's weights of 2019, whose BatchNorm divides by the
 # standard deviation alone. In its name: maskrcnn_resnet50_fpn_coco-bf2d0c1e.pth
 _WITHOUT_EPSILON = "bf2d0c1e"

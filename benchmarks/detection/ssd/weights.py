@@ -17,7 +17,7 @@ from benchmarks.detection.ssd.settings import Settings
 from common.foreign.files import Foreign
 from common.foreign.resnets import LEAVES, PLAIN, split, torch_layout
 
-MODEL = "MLPerf's reference SSD"
+TITLE = "MLPerf's reference SSD"
 _SWAPPED = [1, 0, 3, 2]  # (x, y, width, height) as (y, x, height, width), and back
 # What the reference makes of torchvision's children of a ResNet-34
 _STAGES = {"layer1": "layer1.4", "layer2": "layer1.5", "layer3": "layer2.0"}

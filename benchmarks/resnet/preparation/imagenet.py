@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.resnet.preparation import annotations, examples
-from benchmarks.resnet.records import IMAGENET
+from benchmarks.resnet.records import IMAGENET_COUNTS
 from common import cli, foreign
 from common.data import records
 from common.errors import UserError, some, visible
@@ -157,7 +157,7 @@ def _photos(source: sources.Source, by_name: bool) -> sources.Source:
 def _check_complete(counts: Sequence[int], subject: str, out: str) -> None:
     """Raises UserError unless `subject`, the input or the output, has ImageNet's `counts`."""
     names = "train images", "validation images", "classes"
-    rows = zip(counts, names, IMAGENET.values(), strict=True)
+    rows = zip(counts, names, IMAGENET_COUNTS.values(), strict=True)
     if faults := [f"{n:,} {name} instead of {all_:,}" for n, name, all_ in rows if n != all_]:
         raise UserError(
             f"{subject} is not ImageNet: {', '.join(faults)}; get the missing files, or add "

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Collection, Mapping
 
 from benchmarks.resnet.preparation import annotations
-from benchmarks.resnet.records import IMAGENET
+from benchmarks.resnet.records import IMAGENET_COUNTS
 from common import limits
 from common.errors import some
 from common.images import photos
@@ -132,7 +132,9 @@ def _class_folders(folder: Folder, images: list[str], has_objects: bool) -> Data
             f"{path}: {some(sorted(classes - strays))} look like classes, {some(sorted(strays))} "
             f"beside them does not: move it away, or, if all folders are classes, type {command}"
         )
-    if len(classes) == IMAGENET["classes"] and all(re.fullmatch(r"n\d{8}", c) for c in classes):
+    if len(classes) == IMAGENET_COUNTS["classes"] and all(
+        re.fullmatch(r"n\d{8}", c) for c in classes
+    ):
         loose = {path for path in dirs.values() if split_of(path) == "validation"}
         if validation := held or min(loose, default=""):
             return _official(folder, train, validation)

@@ -142,7 +142,7 @@ def _other_length(path: str, packed_length: int, length: int) -> DataError:
 
 def _from_manifest(data_dir: str, paths: Sequence[str], length: int) -> Records | None:
     """The packed rows for training as the manifest describes them, if it does."""
-    content = schema.load_manifest(data_dir) if data_dir else None
+    content = schema.load_text_manifest(data_dir) if data_dir else None
     shards = content and data_manifest.listed_rows(content.shards, data_dir, paths)
     if not content or not shards:
         return None

@@ -38,9 +38,9 @@ def write(folder, content):
 
 
 def test_everything_that_it_says(tmp_path):
-    loaded: Any = schema.load_manifest(write(tmp_path, CONTENT))
+    loaded: Any = schema.load_text_manifest(write(tmp_path, CONTENT))
     shards = {"a": schema.ManifestShard(3, 7, (10, 8)), "b": schema.ManifestShard(1, 2, (6, 5))}
-    assert loaded == schema.DataManifest(256, "vocab.subwords", "ab", shards)
+    assert loaded == schema.TextManifest(256, "vocab.subwords", "ab", shards)
     paths = [f"{tmp_path}/b", f"{tmp_path}/a"]
     listed = data_manifest.listed_rows
     assert listed(shards, f"{tmp_path}/", paths) == [shards["b"], shards["a"]]
@@ -48,9 +48,11 @@ def test_everything_that_it_says(tmp_path):
 
 
 def test_none_and_those_of_other_data(tmp_path):
-    assert schema.load_manifest(str(tmp_path)) is None
-    assert schema.load_manifest(write(tmp_path, {"num_label_classes": 4, "classes": []})) is None
-    assert schema.load_manifest(write(tmp_path, CONTENT | {"kind": "speech"})) is None
+    assert schema.load_text_manifest(str(tmp_path)) is None
+    assert (
+        schema.load_text_manifest(write(tmp_path, {"num_label_classes": 4, "classes": []})) is None
+    )
+    assert schema.load_text_manifest(write(tmp_path, CONTENT | {"kind": "speech"})) is None
 
 
 @pytest.mark.parametrize("missing", ["length", "vocabulary", "splits", "tokens"])
@@ -58,7 +60,7 @@ def test_another_form_is_one_line(tmp_path, missing):
     content = copy.deepcopy(CONTENT)
     del (content["splits"]["train"]["shards"][0] if missing == "tokens" else content)[missing]
     with pytest.raises(DataError, match=f"^{tmp_path}/manifest.json was not .*'{missing}'"):
-        schema.load_manifest(write(tmp_path, content))
+        schema.load_text_manifest(write(tmp_path, content))
 
 
 # --- Records and a vocabulary that do not belong together: MLPerf's reference's folder in small.

@@ -54,7 +54,7 @@ def test_labels_count_from_one_to_their_number(labels, count):
 
 @pytest.mark.parametrize("where", ["local", "gs"])
 def test_a_folder_that_a_preparation_has_not_ended(tmp_path, request, where):
-    """Each family opens its data with `find` or `read_manifest`."""
+    """Each family opens its data with `files.find` or `data_manifest.read_bytes`."""
     root = f"{tmp_path}/set" if where == "local" else f"{request.getfixturevalue('gcs').bucket()}/s"
     storage.write(f"{root}/train-0", [b"x"])
     storage.write(f"{root}/prepare_state/plan.json", [b"null"])

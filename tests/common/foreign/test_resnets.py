@@ -1,4 +1,4 @@
-"""The names of ResNet's arrays: benchmarks/resnet/use/test_weights.py has the libraries' own."""
+"""The names of ResNet's arrays; tests/benchmarks/resnet/use/test_weights.py has the libraries'."""
 
 import jax
 import jax.numpy as jnp

@@ -33,7 +33,7 @@ from tests.benchmarks.detection.preparation.test_label_folders import (
     picture,
     xml,
 )
-from tests.benchmarks.detection.preparation.test_label_tables import RECT, TF_HEAD, via
+from tests.benchmarks.detection.preparation.test_tables_of_boxes import RECT, TF_HEAD, via
 from tests.helpers.preparation import place
 
 RUSSIAN, CHINESE, JAPANESE = ["кот", "пёс"], ["狗", "羊"], ["犬", "猫"]

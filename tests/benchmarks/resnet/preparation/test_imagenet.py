@@ -247,7 +247,7 @@ def test_imagenet_must_be_complete(imagenet, tmp_path, monkeypatch):
         prepare.make("imagenet", [*flags, f"--out={tmp_path}/out"])
     assert not list((tmp_path / "out").glob("train-*"))  # refused before anything is written
     counts = {"train": 48, "eval": 20, "classes": 4}
-    monkeypatch.setattr(preparation, "IMAGENET", counts)
+    monkeypatch.setattr(preparation, "IMAGENET_COUNTS", counts)
     prepare.make("imagenet", [*flags, f"--out={tmp_path}/out"])
     assert contents(tmp_path / "out") == contents(imagenet[-1])
 
