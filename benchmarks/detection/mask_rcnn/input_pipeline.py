@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.detection import records
 from benchmarks.detection.mask_rcnn.aspect_ratio_groups import AspectRatioGroups, GroupedOrder
 from benchmarks.detection.mask_rcnn.settings import Preprocessing
-from benchmarks.detection.records import Image, RecordObjects
+from benchmarks.detection.records import Image, RecordObjects, Source
 from common.data.decoding import Batch, Reader
 from common.data.shards import Shards
 from common.images import pixels
@@ -50,17 +50,8 @@ def train_batches(
         source, copies = groups.sources[group], grouped.copies[group]
         once = source.shards
         shards = Shards(once.paths * copies, once.counts * copies, once.left_out * copies)
-        shape, source = preprocessing.shapes[group], dataclasses.replace(source, shards=shards)
-
-        def decode(serialized: Any, seeds: Any, only_jpeg: bool) -> dict[str, Any]:
-            image = records.read_image(serialized)
-            mirrored = tensorflow().equal(seeds[0] % 2, 1) & preprocessing.random_flip
-            image, size = padded(image, shape, preprocessing, only_jpeg, mirrored)
-            masks = masks_of_record(serialized, preprocessing.mask_size, mirrored)
-            objects = source.objects(serialized, crowds=False)
-            row = _objects(objects, masks, size, mirrored, preprocessing.max_boxes)
-            return row | {"image": image, "size": size, "draw": seeds[1]}
-
+        source = dataclasses.replace(source, shards=shards)
+        decode = functools.partial(_trained, source, preprocessing.shapes[group], preprocessing)
         reader = Reader(shards, pixels.jpegs_first(decode), source.check)
         return reader.train_batches(grouped.orders[group], streams[group], step)
 
@@ -73,6 +64,23 @@ def train_batches(
             yield batch | {"id": grouped.numbers(group, batch["id"])}
 
     return mixed()
+
+
+def _trained(
+    source: Source,
+    shape: tuple[int, int],
+    preprocessing: Preprocessing,
+    serialized: Any,
+    seeds: Any,
+    only_jpeg: bool,
+) -> dict[str, Any]:
+    """The leaves of an image to train on."""
+    mirrored = tensorflow().equal(seeds[0] % 2, 1) & preprocessing.random_flip
+    image, size = padded(records.read_image(serialized), shape, preprocessing, only_jpeg, mirrored)
+    masks = masks_of_record(serialized, preprocessing.mask_size, mirrored)
+    objects = source.objects(serialized, crowds=False)
+    row = _objects(objects, masks, size, mirrored, preprocessing.max_boxes)
+    return row | {"image": image, "size": size, "draw": seeds[1]}
 
 
 def eval_batches(

@@ -256,6 +256,7 @@ def test_files_that_a_detector_cannot_take(masks, tmp_path):
 def test_classes_that_are_numbered_by_category(tiny_scenes, tmp_path):
     """Class 12 is the category 12; those between are unused, and their detections are dropped."""
     benchmark = load(ssd, data_dir=tiny_scenes, num_classes=90, class_numbers="ids")
+    benchmark.open("eval")
     names = dict(benchmark.categories)
     assert len(names) == 90 and names[12] == "blue" and names[4] == ""
     assert benchmark.source("eval").category_ids == tuple(range(1, 91))
