@@ -76,9 +76,8 @@ def fetch(name: str, source: str = "") -> tuple[str, str]:
     shown = f"{source}={name}".removeprefix("=")
     model, file = _MODEL.fullmatch(name), _FILE.fullmatch(name)
     if not model and not file:
-        raise ConfigError(
-            f"{shown}: give hf-hub:OWNER/NAME[@REVISION] or https://.../NAME-HASH.pth"
-        )
+        fix = "give hf-hub:OWNER/NAME[@REVISION] or https://.../NAME-HASH.pth"
+        raise ConfigError(f"{shown}: {fix}")
     try:
         if file:
             path = hub.cached_assets_path("tpu_suite", "weights") / file[1]

@@ -254,7 +254,8 @@ def _basic_stem(
             more = 2 if 2 * width - left < x.shape[2] else 0
             is_shifted = not more and not left
             left, right = left + 2 * is_shifted, right + more
-        return nn.max_pool(x, (3, 3), (2, 2), (rows, (left, right)))
+        around: Any = rows, (left, right)
+        return nn.max_pool(x, (3, 3), (2, 2), around)
 
     y, *factors = pooled(images, conv, norm, pool)
     if not is_paired or y.shape[2] % 2:

@@ -287,7 +287,7 @@ def test_a_step_learns_on_several_devices():
     sizes = {"resnet_depth": 18, "num_filters": 4, "image_size": 16, "num_label_classes": 4}
     made = programs("fake_imagenet", **sizes, train_batch_size=16)
     peer = peers.load(made.settings.config, made.benchmark)
-    (lowered,) = steps.lower_peer(peer, made.mesh, 16, None)
+    (lowered,) = steps.lower(made)
     step, state = (
         lowered[1].compile(),
         jax.jit(lambda key: steps.first(peer, key))(jax.random.key(0)),
