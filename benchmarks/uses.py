@@ -212,9 +212,7 @@ class Sentences(Uses, abc.ABC):
 
     # What sentences are padded to, rising; longer ones double the last. Each is compiled once.
     lengths: Sequence[int] = (16, 64, 256, 1024)
-    beams = (
-        1  # translations that the search keeps; --beams sets `config.beam_size`, if there is one
-    )
+    beams = 1  # translations that the search keeps; --beams sets config.beam_size, if it exists
 
     @abc.abstractmethod
     def encode(self, text: str) -> list[int]:
