@@ -48,7 +48,7 @@ def test_init_from_may_begin_with_a_tilde_where_there_is_no_workdir(untrained_ru
     monkeypatch.setenv("HOME", folder)
     config = make_tiny_config("", num_filters=6, init_from=f"~/{name}").lock()
     settings = configuration.resolve(Recipe("", config, {}, ()), "preflight", "")
-    assert settings.config.num_filters == 4
+    assert settings.config["num_filters"] == 4
 
 
 def test_a_mistake_in_a_recipe_is_found_before_its_folders_are(tmp_path):
