@@ -22,7 +22,9 @@ LEAST = 0.5  # the score from which on a detection counts
 
 @pytest.fixture(scope="module")
 def benchmark(tiny_scenes):
-    return make(tiny_scenes)
+    benchmark = make(tiny_scenes)
+    benchmark.open("eval")
+    return benchmark
 
 
 @pytest.fixture(scope="module")
