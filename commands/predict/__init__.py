@@ -69,8 +69,8 @@ def run(request: Request) -> int:
         )
     form = _format(request.format, request.out, kind.formats)
     model = prepare(model, request.accept_other_data, not request.options.get("labels"), **values)
-    request = dataclasses.replace(request, format=form)
-    return kind.run(request, kind.options(**request.options), model)
+    options = kind.options(**request.options)
+    return kind.run(dataclasses.replace(request, format=form), options, model)
 
 
 def prepare(model: Model, accept_other_data: bool, checks_data: bool = True, **keys: Any) -> Model:
