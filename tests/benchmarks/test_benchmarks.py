@@ -591,6 +591,7 @@ def test_no_device_computes_other_bits_than_another(job, tmp_path):
     nowhere: Any = None
     check = DeviceCheck(run.programs, nowhere, state)
     state = run.programs.initial_state(plan)
+    run.benchmark.open("train")
     prefetched = feed.Feed(run.benchmark.train_batches(ROWS, 0, 1, 0), run.mesh)
     for number, batch in zip(range(3), prefetched, strict=False):
         check.before(number, state, batch)
