@@ -34,15 +34,17 @@ def records(request, tmp_path, capsys, monkeypatch):
     return check
 
 
+GNMT = [f"benchmarks.translation.gnmt.loader.read_{form}" for form in ("text", "records")]
+
+
 @pytest.mark.parametrize("name", sorted(TINY))
 def test_a_run_reads_the_index_and_counts_nothing(name, records, tmp_path, monkeypatch):
     config, findings = records(name)
     assert not any(row["status"] == "fail" for row in findings), findings
     findings = [row for row in findings if " split is fit: read all " in row["text"]]
     assert [row["status"] for row in findings] == ["ok", "ok"]
-    for reader in ("common.data.caches.count_records", "benchmarks.ncf.ratings.read"):
+    for reader in ("common.data.caches.count_records", "benchmarks.ncf.ratings.read", *GNMT):
         monkeypatch.setattr(reader, None)
-    monkeypatch.setattr("benchmarks.translation.gnmt.loader._read", None)
     benchmark = benchmarks.load(config, str(tmp_path / "run" / "data_index"))
     for split, row in zip(("train", "eval"), findings, strict=True):
         assert f"read all {benchmark.open(split):,} {benchmark.unit}" in row["text"]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import benchmarks
-from common.errors import UserError
+from common.errors import ConfigError, UserError
 from common.keys import flat
 from configs import _loop, finetune, small
 from engine import optim, schedules
@@ -205,8 +205,8 @@ def test_what_cannot_work_is_refused_in_one_line(overrides, key, tmp_path):
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_an_average_may_wait_for_the_count_of_the_images():
-    """Before the images are counted, a run is planned with one: '6 epochs' is one step then."""
+def test_an_average_that_would_never_begin_is_refused():
     config = load("digits", moving_average_decay=0.9, moving_average_every=5)
-    assert plan_of(config, 1).total_steps == 1
+    with pytest.raises(ConfigError, match=r"^config\.moving_average_every=5: the run has only 1 "):
+        plan_of(config, 1)
     assert plan_of(config, 1437).total_steps > 5

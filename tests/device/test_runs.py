@@ -93,6 +93,7 @@ def test_every_image_is_evaluated_once(case, answer):
         changes = small_run(case) | {"eval_batch_size": size}
         settings = training.settings("digits", f"{case.workdir}/counts", **changes)
         run = Run.open(settings, trains=False)
+        run.open_data("eval")
         plan = training.plan_of(settings, run.benchmark)
         state = run.programs.abstract_state(plan)
         predict = steps.CompiledStep(run.programs.lower_predict(state))

@@ -16,7 +16,7 @@ from benchmarks.detection.scoring import Scorer
 from common.errors import CheckpointError, ConfigError
 from common.keys import read_config
 from configs import mask_rcnn, mask_rcnn_digits, ssd
-from tests.conftest import adopt_values
+from tests.conftest import adopt_values, opened
 
 VALUES = {
     **{"num_classes": 0, "input_streams": 4, "shuffle_buffer_size": 32, "max_boxes": 4},
@@ -26,7 +26,7 @@ VALUES = {
 
 @pytest.fixture
 def outliner(tiny_masks, tmp_path):
-    return make(tiny_masks, tmp_path, MaskRcnn)
+    return opened(make(tiny_masks, tmp_path, MaskRcnn), "eval")
 
 
 @pytest.fixture

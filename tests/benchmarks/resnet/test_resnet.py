@@ -205,6 +205,7 @@ def test_foreign_weights_are_of_the_configs_architecture(monkeypatch):
 def test_a_dropout_belongs_to_the_example(tiny_records):
     """So the sums of a batch are those of its parts, however many devices there are."""
     benchmark = load(tiny_records, resnet_depth=18, dropout=0.5, bn_statistics="frozen")
+    benchmark.open("train")
     params, state = drawn(benchmark)
     batch = next(benchmark.train_batches(16, 0, 1, 0))
     batch.pop("host_seconds")

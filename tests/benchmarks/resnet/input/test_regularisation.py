@@ -19,7 +19,7 @@ from common import hashing
 from common.errors import ConfigError
 from tests.benchmarks.resnet import networks
 from tests.common.test_hashing import plain
-from tests.conftest import make_tiny_config
+from tests.conftest import make_tiny_config, opened
 from tests.test_models import make_images, random_variables
 
 ALL = {
@@ -39,6 +39,7 @@ def make(data_dir: str, cache: Any, **overrides: Any) -> Any:
 
 def draws(benchmark, shards, start, count):
     """The leaf "draw" of global batches."""
+    benchmark.open("train")
     streams = [benchmark.train_batches(16, k, shards, start) for k in range(shards)]
     return [np.concatenate([next(stream)["draw"] for stream in streams]) for _ in range(count)]
 
@@ -88,7 +89,7 @@ def test_a_dropout_is_before_the_head_and_follows_the_seeds():
 @pytest.mark.long
 def test_all_of_it_trains(tiny_records, tmp_path):
     """The loss is that of 4 classes with probability 1 / 4 each at first."""
-    benchmark = make(tiny_records, tmp_path, **ALL)
+    benchmark = opened(make(tiny_records, tmp_path, **ALL), "train")
     (spec,) = benchmark.batch_spec("train", 16)
     batch = next(benchmark.train_batches(16, 0, 1, 0))
     batch.pop("host_seconds")
