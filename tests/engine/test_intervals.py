@@ -54,7 +54,7 @@ def make_intervals(clock, monkeypatch):
     def of(total_steps=400, num_examples=320, throughput=None, chips=4, next_evaluation=None):
         monkeypatch.setattr(intervals, "num_chips", lambda mesh: chips)
         known = types.SimpleNamespace
-        benchmark = known(unit="images", throughput=throughput, advice={})
+        benchmark = known(unit="images", throughput=throughput, input_advice={})
         settings = known(train_batch_size=32)
         run: Any = known(benchmark=benchmark, settings=settings, mesh=None, metrics=("accuracy",))
         steps = {"total_steps": total_steps, "learning_rate": lambda step: 0.1 * step}
