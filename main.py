@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from absl import app, flags
+from ml_collections import config_flags
 
 from commands import MODES, Mode, recipe
 from common import entry
@@ -17,7 +18,10 @@ from engine import environment, locations
 environment.set_defaults()  # before jax; functions import what imports it, so that --help is quick
 
 _log = logging.getLogger("tpu_suite")
-_CONFIG = recipe.Flag("Recipe: a file in configs/. Override a key with --config.KEY=VALUE.")
+config_flags.DEFINE_config_file(  # here, so that --help lists it
+    "config", None, "Recipe: a file in configs/. Override a key with --config.KEY=VALUE."
+)
+_CONFIG = recipe.Flag(flags.FLAGS["config"])
 _WORKDIR = flags.DEFINE_string(
     "workdir",
     None,

@@ -12,8 +12,7 @@ import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
 from common import keys
 from common.errors import ConfigError, one_line
@@ -38,9 +37,8 @@ class Flag:
 
     own: Mapping[str, Any] = {}  # as in `Recipe`, from the loading of the file on
 
-    def __init__(self, help_string: str):
-        config_flags.DEFINE_config_file("config", None, help_string)
-        self._flag: Any = flags.FLAGS["config"]
+    def __init__(self, flag: Any):
+        self._flag = flag  # of ml_collections
         self._flag.parser.parse = self._load  # instead of ml_collections' loader
 
     def _load(self, file: str) -> ConfigDict:

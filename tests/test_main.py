@@ -94,6 +94,13 @@ def test_a_key_before_its_recipe_is_refused(after):
     recipe.check_command(["main.py", "--config=configs/digits.py", "--config.seed=1"])
 
 
+def test_help_lists_the_flags():
+    words = [sys.executable, "main.py", "--help"]
+    done = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True)
+    for flag in ("config", "workdir", "checkpoint"):
+        assert f"  --{flag}: " in done.stdout, flag
+
+
 def test_every_mode_names_a_function_that_takes_its_flags():
     """`main.py` imports it when the mode is chosen."""
     choices: Any = main.flags.FLAGS["mode"].parser
