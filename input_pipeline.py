@@ -95,7 +95,7 @@ def wrong_label(record: str, label: int, offset: int, num_classes: int) -> DataE
 
 @dataclasses.dataclass(frozen=True)
 class Preprocessing:
-    """How an image becomes [image_size, image_size, 3]; `resnet.settings` says what is what."""
+    """How an image becomes [image_size, image_size, 3]; ResNet's settings.py has the keys."""
 
     image_size: int
     crop_area_min: float

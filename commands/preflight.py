@@ -204,9 +204,10 @@ def compiled(
         benchmark = programs.benchmark
         examples = benchmark.nominal_examples("train") or benchmark.open("train")
         plan = make_plan(settings, benchmark, examples)
-        check_settings(programs, True)
         if benchmark.declared_examples("train"):
             check_plan(programs, plan, programs.abstract_state(plan), True)
+        else:  # of the length of the run nothing is sure
+            check_settings(programs, True)
         job = _job(programs, plan)
         for step in steps:
             progress(f"compiling the {step} step")

@@ -52,7 +52,7 @@ _FORMER = {  # what takes the place of preparations that are gone
     "fake": "training needs no data with --config.dataset=fake",
     "digit_masks": "use digit_scenes, which has masks",
 }
-_FAR_MORE = 20  # times the files of a second reading: then that one is of stray files
+_FAR_MORE = 20  # times the files of a second format: then that one is of stray files
 _PATIENCE = 240  # seconds for the measurement of a step
 _TRAIN = "train on them: "  # in the last line of a preparation, before the command
 _TRAIN_FILE = "train.json"  # with that command, in prepare_state

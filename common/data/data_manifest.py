@@ -90,7 +90,7 @@ def _again(data_dir: str) -> str:
 
 
 def check_sizes(data_dir: str, paths: Sequence[str]) -> None:
-    """Raises DataError if a file has another size than the manifest of its folder lists."""
+    """Raises DataError if a file has another size than its folder's data manifest lists."""
     try:
         content = parse_json(read_bytes(data_dir) or b"{}")
         rows = [row for split in content["splits"].values() for row in split["shards"]]

@@ -147,7 +147,7 @@ def train_stream(shards: Shards, order: Order, streams: range, start_step: int) 
 
 
 def read_problem(error: Exception) -> str:
-    """What is wrong with a record, in one line; `error` is one of `read_errors`."""
+    """What is wrong with a record, in one line, for one of `common.tensorflow.read_errors`."""
     return "not a tf.train.Example" if isinstance(error, UnicodeDecodeError) else one_line(error)
 
 

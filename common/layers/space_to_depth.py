@@ -84,7 +84,7 @@ def unfold_kernel(kernel: np.ndarray) -> np.ndarray:
 
     [4, 4, 4 * C, F] to [8, 8, C, F]: stride 2 and padding (4, 2) on images then give the same
     result. The first row and column are 0, and the rest is the kernel that
-    `space_to_depth.convert_kernel` got, unless this stem was trained.
+    `convert_kernel` got, unless this stem was trained.
     """
     c, f = kernel.shape[2] // 4, kernel.shape[3]
     return kernel.reshape(4, 4, 2, 2, c, f).transpose(0, 2, 1, 3, 4, 5).reshape(8, 8, c, f)

@@ -43,7 +43,7 @@ def repeated_images(
 
 
 def report_repeated(results: Sequence[Mapping[str, Any]]) -> None:
-    """Prints which images there are several times in the shards; `results` are from `write`."""
+    """Prints which images are several times in the shards; `writing.write` returned `results`."""
     seen = [(*row, shard["split"]) for shard in results for row in shard.get("digests", ())]
     if seen:
         digests, labels, paths, splits = map(np.array, zip(*seen, strict=True))

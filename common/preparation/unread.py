@@ -75,7 +75,7 @@ def masks(images: Collection[str], by_folder: bool = False) -> list[str]:
 
 
 def explain(folder: Folder) -> str:
-    """What images without a reading have instead of classes, and what to do; '' if nothing."""
+    """What images of no dataset format have instead of classes, and what to do; '' if nothing."""
     if unread := labels(folder):
         return "; ".join(f"{name} {text}" for name, text in [*unread.items()][:2])
     if damage := _damage(folder):

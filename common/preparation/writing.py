@@ -72,7 +72,8 @@ class State:
         if old != plan:
             command = shlex.join(["python", "-m", "scripts.prepare", *sys.argv[1:]])
             self.write(data_manifest.COMMAND, command)  # first: it ends what is interrupted
-            self.write(data_manifest.PLAN, None)  # without a manifest it marks an unfinished folder
+            # Without a data manifest it marks an unfinished folder.
+            self.write(data_manifest.PLAN, None)
             self.remove_data_manifest()
             records.remove_shards(self.out)
             for name in storage.list_folder(self._folder):
@@ -96,7 +97,7 @@ class State:
             )
 
     def _first_file(self) -> str:
-        """The name of a shard or manifest in the output folder; '' if it has neither."""
+        """The name of a shard or data manifest in the output folder; '' if it has neither."""
         if shards := records.existing_shards(self.out):
             return shards[0]
         name = data_manifest.FILE_NAME

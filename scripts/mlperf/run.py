@@ -143,19 +143,20 @@ def parse_requests(words: Sequence[str], env: Mapping[str, str]) -> list[Request
                 seed=arguments.seed,
                 flags=flags_of_it,
                 is_first=host is None or host.index == 0,
-                init_from=_init_from(name, names, env),
+                init_from=_init_from(name, names, entries, env),
             )
         )
     return requests
 
 
-def _init_from(name: str, names: Sequence[str], env: Mapping[str, str]) -> str:
+def _init_from(
+    name: str, names: Sequence[str], entries: Mapping[str, Entry], env: Mapping[str, str]
+) -> str:
     """The checkpoint that a benchmark starts from, "" for none.
 
     Two benchmarks may share a variable. One with `init_yields` leaves it to the other where both
     run, or where it names the other's default.
     """
-    entries = mlperf.entries()
     own = entries[name]
     chosen = env.get(own.init_variable, "").rstrip("/")
     is_shared = sum(entries[other].init_variable == own.init_variable for other in names) > 1

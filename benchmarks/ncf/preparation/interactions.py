@@ -25,7 +25,7 @@ from benchmarks.ncf.preparation.recognise import advice, taken
 from benchmarks.ncf.preparation.table_formats import Table, are_lists, open_table
 from benchmarks.ncf.preparation.values import pc
 from common import cli
-from common.data import caches, storage
+from common.data import caches, data_manifest, storage
 from common.errors import some
 from common.preparation import arguments, writing
 from common.preparation.sources import SourceError
@@ -124,7 +124,8 @@ def prepare(args: argparse.Namespace) -> str:
     stamps = [[os.path.basename(path), *rest] for path, *rest in caches.file_stamps(args.files)]
     settings = {what: getattr(args, what) for what in (*_COLUMNS, "titles")}
     state, plan = writing.State(args.out), {"settings": settings, "input": {"files": stamps}}
-    if not (state.read("plan.json") or args.overwrite) and storage.read(f"{args.out}/{_RATINGS}"):
+    is_ours = state.read(data_manifest.PLAN) or args.overwrite
+    if not is_ours and storage.read(f"{args.out}/{_RATINGS}"):
         raise SourceError(f"{args.out} already holds {_RATINGS}: choose another --out")
     log = _read(sources)
     dropped, least = _weigh(log)

@@ -8,14 +8,12 @@ from collections.abc import Collection, Mapping
 
 from benchmarks.resnet.preparation import annotations
 from benchmarks.resnet.records import IMAGENET_COUNTS
-from common import limits
 from common.errors import some
 from common.images import photos
 from common.preparation import unread
 from common.preparation.folders import DatasetFormat, Folder
 from common.preparation.sources import SourceError
 from common.preparation.splits import split_of, whole_split
-from common.text import decoded
 
 _VIEWS = (  # folders of other views of the same images, or of images beside these
     r"(jpeg)?images?|imgs?|masks|labels|annotations|gt.*|ground_?truth|[hl]r"
@@ -215,8 +213,7 @@ def _table(
     folder: Folder, images: list[str], finder: annotations.Photos, name: str, has_classes: bool
 ) -> DatasetFormat | None:
     """A table with a class for most images; None if the class folders give the same classes."""
-    path = folder.full(name)
-    text = decoded(folder.head(name, limits.TEXT_BYTES), path, SourceError)
+    path, text = folder.full(name), folder.text(name)
     try:
         content = annotations.parse(path, text, finder, guess=not has_classes)
     except SourceError:  # of another kind of table

@@ -3,7 +3,7 @@
 Anchors and regions are sampled by sorting, suppression goes through the boxes one by one, RoIAlign
 gathers the four neighbours of each point and averages, and jax derives all gradients. Images are
 plain [H, W, 3]. Layers have our names, so that our weights fit. Random numbers are the same hashes
-as in our network, so the samples are the same; here the smallest ones are found by sorting.
+as in our network, so the samples are the same; here the largest ones are found by sorting.
 
 Of an image there are G true objects ("boxes" f32[G, 4], "classes" int32[G], 0 is padding, "masks"
 in bits), N anchors and R regions.
