@@ -109,7 +109,8 @@ class RecordBenchmark(Benchmark, Generic[Source]):
         return self.order(batch_size).batch_ids(step).tolist()
 
     def describe_examples(self, ids: list[int]) -> list[str]:
-        return [self.source("train").shards.where(i) for i in ids]
+        shards = self.source("train").shards
+        return [shards.where(i) for i in ids]
 
     def identity(self, split: str) -> Identity:
         shards, folder = self.source(split).shards, self.keys.data_dir

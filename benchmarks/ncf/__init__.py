@@ -173,7 +173,8 @@ class Ncf(Benchmark):
         sizes = f"{data.num_positives:,} ratings to train on of {data.num_users:,} users"
         content = {"ratings": f"{sizes}, {data.num_items:,} items, CRC-32 {data.checksum:08x}"}
         names = ("num_users", "num_items", "rows_digest", "held_out")  # others were trained on
-        return Identity({name: self.metadata[name] for name in names}, content)
+        metadata = self.metadata
+        return Identity({name: metadata[name] for name in names}, content)
 
     def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:
         shapes: dict[str, tuple[tuple[int, ...], Any]] = {"user": ((), np.int32)}

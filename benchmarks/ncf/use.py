@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks.exhibits import csv_file, csv_text, even_groups
+from benchmarks.exhibits import csv_file, even_groups
 from benchmarks.ncf.models import TOP
 from benchmarks.ncf.names import NAMES, TITLES, Finder, read_names
 from benchmarks.ncf.ratings import Interactions
@@ -196,16 +196,18 @@ def make_program(
         pairs = {"user": draw.choice(users, 16), "item": draw.choice(items, 16)}
         return [(pairs, None), ({name: ids[:1] for name, ids in pairs.items()}, None)]
 
-    files = {"items.csv": [("item", "title"), *((i, titles.get(i, "")) for i in items.tolist())]}
+    titled = ((i, titles.get(i, "")) for i in items.tolist())
+    files = {"items.csv": csv_file(("item", "title"), titled)}
     if names:
-        files["users.csv"] = [("user", "name"), *((u, names.get(u, "")) for u in users.tolist())]
+        named = ((u, names.get(u, "")) for u in users.tolist())
+        files["users.csv"] = csv_file(("user", "name"), named)
     return ExportableProgram(
         task="says how probably a user rates an item",
         compute=compute,
         inputs={"user": ("batch", np.uint32), "item": ("batch", np.uint32)},
         meaning=_MEANING,
         examples=examples,
-        files={name: csv_text(rows).encode() for name, rows in files.items()},
+        files=files,
     )
 
 

@@ -111,7 +111,8 @@ class ImageClassifier(RecordBenchmark[Source]):
         if self.keys.num_label_classes:
             return self.keys.num_label_classes
         if self.keys.dataset.startswith("tfds:"):
-            return self.open_records(self.split_files("train")).num_classes
+            source = self._sources.get("train") or self.open_records(self.split_files("train"))
+            return source.num_classes
         content = records.load_data_manifest(self.keys)
         return len(records.valid_labels(0, len(content.class_names) if content else 0))
 

@@ -7,6 +7,8 @@ A run goes through these files in this order:
     translator.py     the benchmark that both packages extend: keys, vocabulary, references
     transformer/      rows packed with several pairs: records, network, loss, beam search
     gnmt/             pairs in memory, in buckets of similar length: network, loss, beam search
+    losses.py         cross-entropy with label smoothing, in slices
+    reductions.py     sums and products in the form that is fastest on each kind of device
     beam_search.py    what both beam searches share
     evaluation.py     batches of sentences to translate, their references, and scores
     use.py            what a trained translator is good for: it translates, and shows translations

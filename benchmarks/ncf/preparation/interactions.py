@@ -32,7 +32,7 @@ from common.preparation.sources import SourceError
 from common.progress import duration
 from common.tensorflow import tensorflow
 
-_COLUMNS = ("user", "item", "time")  # of columns
+_COLUMNS = ("user", "item", "time")  # what they hold, and the flags that name them
 _SHOWN = 10  # files with a line each
 _RATINGS, _USERS, _ITEMS = "ratings.csv", "users.csv", "items.csv"
 _LEAST = (20, 10, 5, 3, 2)  # min_ratings: the first that keeps 90% of users with 2 ratings

@@ -26,8 +26,8 @@ from common.data import files
 from common.errors import ConfigError, DataError
 from common.keys import Count, read_config
 
-WMT = {"train": 566_340, "eval": 3_003}  # packed rows of Google's v0.6 files; newstest2014
-VOCABULARY = 33_708  # subwords of Google's file
+# Packed rows of Google's v0.6 files; newstest2014; subwords of Google's file.
+WMT = {"train": 566_340, "eval": 3_003, "vocabulary": 33_708}
 MODEL = Model(keys=("num_layers", "width", "mlp_width", "num_heads"))
 
 
@@ -55,7 +55,7 @@ class Transformer(Translator, RecordBenchmark[records.Records]):
     unit = "rows"
     declared = {"train": "num_train_rows", "eval": "num_eval_sentences"}
     throughput = ("tokens", "cross_entropy")
-    nominal_sizes = WMT | {"vocabulary": VOCABULARY}
+    nominal_sizes = WMT
     input_advice = {
         "reading": "move the records closer (a bucket of this region, a faster disk), or raise "
         "--config.input_streams",
@@ -86,8 +86,12 @@ class Transformer(Translator, RecordBenchmark[records.Records]):
             return sources[0], references[0]
         return "", references[0] if references else ""
 
+    def _is_text(self, split: str) -> bool:
+        """Whether a split is read from files of text instead of records."""
+        return split == "eval" and bool(self.eval_text[0])
+
     def record_files(self, split: str) -> Sequence[str]:
-        if split == "train" or not self.eval_text[0]:
+        if not self._is_text(split):
             return self.source(split).shards.paths
         try:  # they are not evaluated, but may show that the vocabulary is another
             return files.find(self.settings.data_dir, self.settings.eval_files, "eval records")
@@ -95,7 +99,7 @@ class Transformer(Translator, RecordBenchmark[records.Records]):
             return ()
 
     def read(self, split: str) -> None:
-        if split == "train" or not self.eval_text[0]:
+        if not self._is_text(split):
             RecordBenchmark.open(self, split)
             return
         count, declared = len(self.eval_pairs[0]), self.settings.num_eval_sentences
@@ -105,12 +109,12 @@ class Transformer(Translator, RecordBenchmark[records.Records]):
             )
 
     def num_examples(self, split: str) -> int:
-        is_text = split == "eval" and self.eval_text[0]
-        return len(self.eval_pairs[0]) if is_text else RecordBenchmark.num_examples(self, split)
+        if self._is_text(split):
+            return len(self.eval_pairs[0])
+        return RecordBenchmark.num_examples(self, split)
 
     def check(self, split: str) -> list[str]:
-        is_text = split == "eval" and self.eval_text[0]
-        return (Benchmark if is_text else RecordBenchmark).check(self, split)
+        return (Benchmark if self._is_text(split) else RecordBenchmark).check(self, split)
 
     def files_identity(self, split: str) -> Mapping[str, str]:
         if split == "eval" and (path := self.eval_text[0]):

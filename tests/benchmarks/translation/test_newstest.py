@@ -68,6 +68,7 @@ def test_bleu_is_that_of_mlperf(tmp_path):
     write(tmp_path, lines)
     (tmp_path / VOCABULARY.name).write_bytes(VOCABULARY.read_bytes())
     benchmark = make("transformer", str(tmp_path), eval_lengths=(256,))
+    benchmark.open("eval")
     shorter = (np.delete(tokens, range(6, tokens.size, 7)) for tokens in benchmark.eval_pairs[1])
     rows = [{"id": np.array([i]), "tokens": tokens[None]} for i, tokens in enumerate(shorter)]
     score = benchmark.score(iter(rows))["BLEU"]
