@@ -215,7 +215,7 @@ def compiled(
                 lowered, stages = lower(programs, plan), benchmark.stages()
             else:
                 lowered, stages = programs.lower_predict(programs.abstract_state(plan)), ()
-            parts = [compile_program(program, one.chip) for _, program in lowered]
+            parts = [compile_program(program, one, progress) for _, program in lowered]
             done[step] = combine(parts, [stage.steps for stage in stages])
             if stages:
                 rows = zip(stages, parts, strict=True)

@@ -1,27 +1,26 @@
-"""Forecasts memory, speed and time of a run on a slice from what the compiler says of its steps.
+"""Forecasts memory, speed and time of a run on a slice from its compiled steps.
 
-All numbers are estimates. The time of a step is the compiler's count of cycles at the chip's clock.
-The forecast also says whether the hosts of the slice prepare examples as fast as its chips train on
-them.
+All numbers are estimates. Times have an interval, which says how far measured runs were from such
+forecasts. The forecast also says whether the hosts of the slice prepare examples as fast as its
+chips train on them.
 """
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from common.progress import hms
-from engine.forecast import kernels
+from engine.forecast import calibration
 from engine.forecast.program import Program
 from engine.forecast.topology import Topology, machines
 
 NOTE = """\
-Times are estimates, not measurements: the compiler's count of cycles at the chip's clock. They
-leave out the input, the hosts, the collectives over the links between chips, checkpoints, start-up
-and compilation: a real run is slower. Memory is the compiler's count for the train step; up to two
-more batches wait beside it. Prices are Google's, on demand, as of 2025 and not verified; give yours
-as --chip_hour_price. TFLOP: what the devices execute, by XLA's cost analysis; model TFLOP:
-three times the convolutions and matrix products of the forward pass, counted analytically."""
+Times are estimates, not measurements; docs/check.md has the measured runs that they were compared
+with. They leave out the input, the hosts, checkpoints, start-up and compilation. Memory is the
+compiler's count for the train step; up to two more batches wait beside it. Prices are Google's, on
+demand, as of 2025 and not verified; give yours as --chip_hour_price. TFLOP: the convolutions and
+matrix products that the devices execute; model TFLOP: three times those of the forward pass."""
 _GIB = 2.0**30
 # The share of its time that a vCPU, one of a core's two threads, gives to the input. The rates come
 # from a machine whose CPUs were all busy; the rest is for slower hosts, reading over the network
@@ -101,12 +100,12 @@ def row(outcome: Outcome, price: float | None = None) -> dict[str, Any]:
         "memory_of_evaluation": predict.memory,
         "collectives": {k: {"count": n, "bytes": b} for k, (n, b) in train.collectives.items()},
         "unknown_loops": train.unknown_loops + predict.unknown_loops,
-        "kernel_notes": kernels.notes(train.kernels, chip),
+        "notes": _notes(train),
         "compile_seconds": train.compile_seconds + predict.compile_seconds,
     }
     numbers |= _speed(topology, job, train)
-    step = numbers["step_seconds"]
-    evaluation = chip.seconds(math.ceil(job.eval_examples / job.eval_batch) * predict.cycles)
+    step = train.seconds
+    evaluation = math.ceil(job.eval_examples / job.eval_batch) * predict.seconds
     run = job.steps * step + job.evaluations * evaluation
     hours = topology.chips * run / 3600
     numbers |= {
@@ -117,6 +116,8 @@ def row(outcome: Outcome, price: float | None = None) -> dict[str, Any]:
         "price": chip.price,
         "dollars": hours * chip.price,
     }
+    error = calibration.error(chip)
+    numbers |= _intervals(numbers, error) | {"calibration": error.described()}
     if outcome.stages:
         numbers["stages"] = [_stage(stage, job, topology, chip.price) for stage in outcome.stages]
     if job.input_rates:
@@ -126,42 +127,71 @@ def row(outcome: Outcome, price: float | None = None) -> dict[str, Any]:
 
 
 def _stage(stage: Stage, job: Job, topology: Topology, price: float) -> dict[str, Any]:
-    seconds = topology.chip.seconds(stage.program.cycles)
+    seconds = stage.program.seconds
     hours = topology.chips * stage.steps * seconds / 3600
-    return {
+    numbers = {
         "name": stage.name,
         "steps": stage.steps,
         "memory": stage.program.memory,
         "step_seconds": seconds,
         "examples_per_second": job.batch / seconds,
-        "seconds": stage.steps * seconds,
+        "run_seconds": stage.steps * seconds,
         "chip_hours": hours,
         "dollars": hours * price,
     }
+    return numbers | _intervals(numbers, calibration.error(topology.chip))
+
+
+def _intervals(numbers: Mapping[str, Any], error: calibration.Error) -> dict[str, list[float]]:
+    """The interval of each number that is a time, a price or a rate, as NAME_interval."""
+    times = ("step_seconds", "epoch_seconds", "evaluation_seconds", "run_seconds")
+    found = {
+        name: [error.least * numbers[name], error.most * numbers[name]]
+        for name in (*times, "chip_hours", "dollars")
+        if name in numbers
+    }
+    rate = numbers["examples_per_second"]
+    found["examples_per_second"] = [rate / error.most, rate / error.least]
+    return {f"{name}_interval": interval for name, interval in found.items()}
 
 
 def _speed(topology: Topology, job: Job, train: Program) -> dict[str, Any]:
-    """The time of a step, its FLOPs and bytes, and which of the two need longer at their peak."""
-    chip = topology.chip
-    seconds = chip.seconds(train.cycles)
-    peak, bandwidth = chip.peak / chip.devices, chip.bandwidth / chip.devices
+    """The time of a step, its FLOPs and bytes, and which resource needs longest at its peak."""
+    seconds = train.seconds
     # Backward costs twice what forward does: a gradient by the input and one by the weights.
     model = None if job.forward_flops is None else 3 * job.forward_flops * job.batch
-    numbers = {
+    peak = topology.chip.peak * topology.chips
+    return {
         "step_seconds": seconds,
         "examples_per_second": job.batch / seconds,
         "examples_per_second_per_chip": job.batch / seconds / topology.chips,
         "model_flops_per_step": model,
-        "share_of_peak": model and model / topology.devices / seconds / peak,
+        "share_of_peak": model and model / seconds / peak,
+        "flops_per_device": train.flops,
+        "bytes_per_device": train.moved,
+        "collective_seconds": train.limits["links"],
+        "bound": train.bound,
+        "bound_seconds": train.limits[train.bound],
     }
-    if train.loops:  # XLA's cost analysis counts their bodies once
-        return numbers | dict.fromkeys(("flops_per_device", "bytes_per_device", "bound"))
-    # XLA's "bytes accessed" count the vector memory, too, so they are no lower bound of the time.
-    moved = train.moved or train.traffic
-    bounds = {"compute": train.flops / peak, "HBM": moved / bandwidth}
-    bound = max(bounds, key=lambda name: bounds[name])
-    numbers |= {"flops_per_device": train.flops, "bytes_per_device": moved}
-    return numbers | {"bound": bound, "bound_seconds": bounds[bound]}
+
+
+def _notes(train: Program) -> list[str]:
+    """What is not known of the program's time."""
+    kernels = [operation for operation in train.operations if operation.is_kernel]
+    if not kernels:
+        return []
+    count = round(sum(kernel.times for kernel in kernels))
+    milliseconds = 1e3 * sum(kernel.times * kernel.seconds for kernel in kernels)
+    lines = [
+        f"{count} runs of kernels without an estimate count as {milliseconds:.1f} ms: each is the "
+        "longer of bytes / bandwidth and bundles / clock"
+    ]
+    if unknown := [kernel.name for kernel in kernels if kernel.bundles is None]:
+        lines.append(
+            f"too short: {len(unknown)} kernels count by their bytes alone, because libtpu does "
+            f"not say how many bundles they issue ({', '.join(unknown[:3])})"
+        )
+    return lines
 
 
 def _input(
@@ -197,6 +227,7 @@ def tables(rows: Sequence[dict[str, Any]], unit: str) -> str:
     grids = {
         "memory per device, GiB": [_memory_cells(r) for r in rows],
         "one train step": [_speed_cells(r, unit) for r in done],
+        "the work of a train step": [_work_cells(r) for r in done],
         "the stages of the run": [
             _stage_cells(r, stage, unit) for r in done for stage in r.get("stages", ())
         ],
@@ -214,19 +245,33 @@ def tables(rows: Sequence[dict[str, Any]], unit: str) -> str:
         for r in done
         if r["missing"]
     ]
-    parts += [f"{r['slice']}: {note}" for r in done for note in r["kernel_notes"]]
+    parts += [f"{r['slice']}: {note}" for r in done for note in r["notes"]]
     parts += [
         f"{r['slice']}: too short: the compiler does not say how often {r['unknown_loops']} of "
         "its loops run; each counts once"
         for r in done
         if r["unknown_loops"]
     ]
+    errors = {r["slice"].partition(":")[0]: r["calibration"]["source"] for r in done}
+    parts += [f"In brackets, {name}: {source}." for name, source in errors.items()]
     return "\n\n".join(parts)
 
 
 def _text(value: float | None, form: str, unit: float = 1) -> str:
     """A number of units in this form; "?" if it is not known."""
     return "?" if value is None or math.isnan(value) else format(value / unit, form)
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f}"
+
+
+def _with_interval(r: dict[str, Any], name: str, show: Callable[[float], str]) -> str:
+    """A number of a row and its interval, in brackets."""
+    if math.isnan(r[name]):
+        return "?"
+    least, most = map(show, r[f"{name}_interval"])
+    return f"{show(r[name])} ({least} to {most})"
 
 
 def _memory_cells(r: dict[str, Any]) -> dict[str, str]:
@@ -250,24 +295,28 @@ def _memory_cells(r: dict[str, Any]) -> dict[str, str]:
 
 
 def _speed_cells(r: dict[str, Any], unit: str) -> dict[str, str]:
-    per_device = r["flops_per_device"], r["bytes_per_device"]
-    flops, moved = (value and value * r["devices"] for value in per_device)
-    least = r.get("bound_seconds")
+    return {
+        "slice": r["slice"],
+        "ms": _with_interval(r, "step_seconds", _milliseconds),
+        f"{unit}/s": _with_interval(r, "examples_per_second", "{:,.0f}".format),
+        "per chip": _text(r["examples_per_second_per_chip"], ",.0f"),
+        "of peak": _text(r["share_of_peak"], ".0%"),
+    }
+
+
+def _work_cells(r: dict[str, Any]) -> dict[str, str]:
     collectives = [
         f"{c['count']} {name} {c['bytes'] / 1e6:.1f} MB" for name, c in r["collectives"].items()
     ]
+    links = f"{', '.join(collectives)}: {1e3 * r['collective_seconds']:.1f} ms"
     return {
         "slice": r["slice"],
-        "ms": _text(1e3 * r["step_seconds"], ".1f"),
-        f"{unit}/s": _text(r["examples_per_second"], ",.0f"),
-        "per chip": _text(r["examples_per_second_per_chip"], ",.0f"),
-        "TFLOP": _text(flops, ".1f", 1e12),
+        "TFLOP": _text(r["flops_per_device"] * r["devices"], ".1f", 1e12),
         "model TFLOP": _text(r["model_flops_per_step"], ".1f", 1e12),
-        "of peak": _text(r["share_of_peak"], ".0%"),
-        "GB moved": _text(moved, ".0f", 1e9),
-        "bound by": r["bound"] or "?",
-        "ms at least": _text(least and 1e3 * least, ".1f"),
-        "collectives": ", ".join(collectives) or "none",
+        "GB moved": _text(r["bytes_per_device"] * r["devices"], ".0f", 1e9),
+        "bound by": r["bound"],
+        "ms at least": _text(r["bound_seconds"], ".1f", 1e-3),
+        "collectives": links if collectives else "none",
     }
 
 
@@ -276,11 +325,11 @@ def _stage_cells(r: dict[str, Any], stage: dict[str, Any], unit: str) -> dict[st
         "slice": r["slice"],
         "stage": stage["name"],
         "steps": f"{stage['steps']:,}",
-        "ms": _text(1e3 * stage["step_seconds"], ".1f"),
-        f"{unit}/s": _text(stage["examples_per_second"], ",.0f"),
+        "ms": _with_interval(stage, "step_seconds", _milliseconds),
+        f"{unit}/s": _with_interval(stage, "examples_per_second", "{:,.0f}".format),
         "GiB per device": _text(stage["memory"], ".2f", _GIB),
-        "time": hms(stage["seconds"]),
-        "USD": _text(stage["dollars"], ",.2f"),
+        "time": _with_interval(stage, "run_seconds", hms),
+        "USD": _with_interval(stage, "dollars", "{:,.2f}".format),
     }
 
 
@@ -303,11 +352,10 @@ def _time_cells(r: dict[str, Any]) -> dict[str, str]:
         "slice": r["slice"],
         "epoch": hms(r["epoch_seconds"]),
         "one evaluation": hms(r["evaluation_seconds"]),
-        "complete run": hms(r["run_seconds"]),
+        "complete run": _with_interval(r, "run_seconds", hms),
         "chip-hours": _text(r["chip_hours"], ",.1f"),
         "USD per chip-hour": _text(r["price"], "g"),
-        "USD": _text(r["dollars"], ",.2f"),
-        "compiled in": hms(r["compile_seconds"]),
+        "USD": _with_interval(r, "dollars", "{:,.2f}".format),
     }
 
 

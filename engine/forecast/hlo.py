@@ -1,18 +1,8 @@
-"""Reads from the optimised HLO text of a compiled program what it costs.
-
-The TPU's compiler writes its own estimate, `"estimated_cycles":"N"`, into the backend config of
-each instruction that runs on the cores; collectives have none. Instructions inside fusions have
-none either: the fusion has it.
+"""Reads the instructions of an optimised HLO text, as `jax.stages.Compiled.as_text()` gives it.
 
 Of a conditional, one branch runs. The text does not say how often each of them does, so all count
 as equally likely. A scope says it for `jax.lax.cond`: in `jax.named_scope("one_step_in_10")`, the
 true branch runs in one step of ten.
-
-Bytes are what an instruction reads from and writes to the HBM. Arrays count at the size that
-they have there, which tiles of the layout fill up. Those in other memories, `S(1)` and so on in the
-layout, do not count, nor what stays in a fusion. Of an operand that is only sliced, or updated in
-place, the slice counts. The compiler may keep an array on the chip without saying so, or read one
-twice: the count is what a program cannot do without.
 """
 
 import dataclasses
@@ -20,23 +10,7 @@ import functools
 import math
 import re
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
-# Cycles, loops and collectives.
-_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
-_CONSTANT = re.compile(r"= [su]\d+\[\]\S* constant\((\d+)\)")
-_CONDITION = re.compile(r"\bcondition=%?([\w.\-]+)")
-_COLLECTIVES = (
-    "all-reduce", "all-gather", "reduce-scatter",
-    "all-to-all", "collective-permute", "collective-broadcast",
-)  # fmt: skip
-_RUNS = {"while", "call", "conditional", "async-start"}  # their callees have cycles of their own
-_KERNEL = "tpu_custom_call"  # what a Pallas kernel becomes
-_RANDOM = "rng-bit-generator"
-_BODY = re.compile(r'"body":\s*"([^"]*)"')
-
-# Instructions.
 _HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
 # The shape may be a tuple with layouts, {3,2,1,0:T(8,128)}; the opcode alone follows a blank.
 _INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = (.+?) ([a-z][a-z0-9\-]*)\((.*)$")
@@ -46,21 +20,18 @@ _CALLED = re.compile(r"\b(?:body|condition|to_apply|calls)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 _RARELY = re.compile(r"\bone_step_in_(\d+)/cond$")
 _TARGET = re.compile(r'custom_call_target="([^"]+)"')
-
-# Bytes.
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_CONSTANT = re.compile(r"= [su]\d+\[\]\S* constant\((\d+)\)")
+_CONDITION = re.compile(r"\bcondition=%?([\w.\-]+)")
+# Places in the source: tables of the text's head, or the instruction's own words.
+_FRAME = re.compile(r"\bstack_frame_id=(\d+)")
+_SOURCE = re.compile(r'source_file="([^"]*)" source_line=(\d+)')
+_ROW = re.compile(r'(\d+) (?:"(.*)"|\{(.*)\})$')
+_LIBRARIES = ("/site-packages/", "/dist-packages/")
+# Sizes.
 _ARRAY_AND_LAYOUT = re.compile(r"\b(pred|[a-z]+\d+[a-z0-9]*)\[([\d,]*)\](?:\{([^}]*)\})?")
 _TILE = re.compile(r"T\(([\d,]+)\)")
 _MEMORY = re.compile(r"S\(\d+\)")
-_WITHOUT_TRAFFIC = {
-    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all",
-    "partition-id", "replica-id", "while", "call", "conditional", "optimization-barrier",
-}  # fmt: skip
-_UNWRITTEN = ("AllocateBuffer", "ConcatBitcast")  # custom calls that move nothing
-_SLICES = ("slice", "dynamic-slice", "gather")
-_SAME_ARRAY = ("bitcast", "reshape", "get-tuple-element", "copy", "convert")  # of the same array
-
-
-# The instructions of a text.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,12 +79,13 @@ class Instruction:
 
 
 Computation = Mapping[str, Instruction]  # by name, in the order of the text
+Computations = Mapping[str, Computation]
 
 
-def parse_computations(text: str) -> tuple[dict[str, dict[str, Instruction]], str | None]:
-    """All computations by name, and the name of the entry."""
+def parse_computations(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
+    """All computations by name, and the name of the entry; ValueError if the text is no HLO."""
     computations: dict[str, dict[str, Instruction]] = {}
-    entry, current = None, {}
+    entry, current = "", {}
     for line in text.splitlines():
         if header := _HEADER.match(line):
             current = computations[header[2]] = {}
@@ -122,6 +94,8 @@ def parse_computations(text: str) -> tuple[dict[str, dict[str, Instruction]], st
             root, name, shape, opcode, tail = match.groups()
             operands = tuple(_OPERAND.findall(_until_closed(tail)))
             current[name] = Instruction(name, opcode, shape, line, operands, bool(root))
+    if not entry:
+        raise ValueError("this is no HLO text: it has no ENTRY computation")
     return computations, entry
 
 
@@ -135,106 +109,16 @@ def _until_closed(text: str) -> str:
     return text
 
 
-# What a program costs.
-
-
-class Kernel(NamedTuple):
-    """A Pallas kernel, or random bits of the chip: the compiler gives them no cycles."""
-
-    name: str  # of the instruction that runs it
-    scopes: str  # its path of scopes
-    times: float  # how often a run of the program runs it
-    moved: int  # bytes that it moves to and from the HBM in one run
-    body: str  # its code; equal kernels have the same
-    cycles: int = 0  # of one run, which `engine.forecast.kernels` computes
-    bundles: int | None = None  # of instructions that a core issues in one run; None: not known
-
-
-@dataclasses.dataclass(frozen=True)
-class Cost:
-    """What one device does in one run of a program."""
-
-    cycles: int  # sum of the compiler's estimates, loops multiplied by their trips
-    collectives: dict[str, tuple[int, int]]  # opcode: (how many, bytes of results) in all branches
-    loops: int  # how many there are; XLA's own cost analysis counts the body of each once
-    unknown_loops: int  # how many of them have an unknown number of trips; each counts once
-    # By the name that jax gave to the operation, its path of scopes: (all cycles, the cycles of
-    # instructions with a convolution or matrix product).
-    names: dict[str, tuple[int, int]]
-    moved: int = 0  # bytes to and from the HBM, as `bytes_moved` counts them
-    kernels: tuple[Kernel, ...] = ()  # those that `cycles` leaves out
-
-
-def cost(text: str) -> Cost:
-    """Reads `jax.stages.Compiled.as_text()` of a program."""
-    computations, entry = parse_computations(text)
-    if entry is None:
-        raise ValueError("this is no HLO text: it has no ENTRY computation")
-    loops = unknown = 0
-    cycles = moved = 0.0
-    collectives: dict[str, tuple[int, int]] = {}
-    names: dict[str, tuple[float, float]] = {}
-    kernels: list[Kernel] = []
-    waiting = [(entry, 1, 1.0, True)]
-    while waiting:
-        name, times, chance, on_its_own = waiting.pop()
-        inside = computations.get(name, {})
-        for instruction in inside.values():
-            if on_its_own:
-                size, runs = bytes_moved(instruction, inside, computations), chance * times
-                moved += runs * size
-                fused = [*_with_fused(instruction, computations)]
-                if body := next(filter(None, map(_kernel, fused)), ""):
-                    kernels.append(Kernel(instruction.name, instruction.scopes, runs, size, body))
-                elif match := _CYCLES.search(instruction.line):
-                    spent, scopes = runs * int(match[1]), instruction.scopes
-                    cycles += spent
-                    before = names.get(scopes, (0.0, 0.0))
-                    product = spent * any(x.opcode in ("convolution", "dot") for x in fused)
-                    names[scopes] = before[0] + spent, before[1] + product
-            opcode = instruction.opcode.removesuffix("-start")
-            if opcode in _COLLECTIVES:
-                count, size = collectives.get(opcode, (0, 0))
-                collectives[opcode] = count + times, size + times * _result_bytes(instruction)
-            trips: int | None = 1
-            if instruction.opcode == "while":
-                trips = _trips(instruction, computations)
-                loops, unknown = loops + 1, unknown + (trips is None)
-            runs_others = on_its_own and instruction.opcode in _RUNS
-            called = zip(instruction.called, instruction.chances, strict=True)
-            waiting += [(one, times * (trips or 1), chance * of, runs_others) for one, of in called]
-    return Cost(
-        cycles=round(cycles),
-        collectives=collectives,
-        loops=loops,
-        unknown_loops=unknown,
-        names={name: (round(all_), round(product)) for name, (all_, product) in names.items()},
-        moved=round(moved),
-        kernels=tuple(kernels),
-    )
-
-
-def _with_fused(
-    instruction: Instruction, computations: dict[str, dict[str, Instruction]]
-) -> Iterator[Instruction]:
+def with_fused(instruction: Instruction, computations: Computations) -> Iterator[Instruction]:
     """An instruction, and those that it fuses."""
     yield instruction
     if instruction.opcode == "fusion":
         for called in instruction.called:
             for inner in computations.get(called, {}).values():
-                yield from _with_fused(inner, computations)
+                yield from with_fused(inner, computations)
 
 
-def _kernel(instruction: Instruction) -> str:
-    """The code of an instruction that gets no cycles; "" for others."""
-    if instruction.opcode == _RANDOM:
-        return f"{_RANDOM} {instruction.shape}"
-    match = _BODY.search(instruction.line)
-    is_kernel = instruction.target == _KERNEL
-    return (match[1] if match else instruction.name) if is_kernel else ""
-
-
-def _trips(loop: Instruction, computations: dict[str, dict[str, Instruction]]) -> int | None:
+def trips(loop: Instruction, computations: Computations) -> int | None:
     """How often the body of a loop runs; None if the text does not say."""
     if match := _TRIPS.search(loop.line):
         return int(match[1])
@@ -245,127 +129,104 @@ def _trips(loop: Instruction, computations: dict[str, dict[str, Instruction]]) -
     return limits[0] if len(limits) == 1 else None
 
 
-def _result_bytes(instruction: Instruction) -> int:
-    """Size of what a collective gives to this device."""
-    arrays = _ARRAY_AND_LAYOUT.findall(instruction.shape)
-    sizes = [_array_size(*array[:2], "") for array in arrays]  # without padding to tiles
-    if instruction.opcode == "collective-permute-start":  # (operand, result, two contexts)
-        sizes = sizes[1:2]
-    elif instruction.opcode in ("all-gather-start", "all-to-all-start"):  # (operands, results)
-        sizes = sizes[len(sizes) // 2 :]
-    return sum(sizes)
+class Places:
+    """Where in the source the instructions of a text come from.
 
-
-# Bytes to and from the HBM.
-
-
-def bytes_moved(
-    instruction: Instruction, inside: Computation, computations: Mapping[str, Computation]
-) -> int:
-    """Bytes that an instruction of the computation `inside` moves to and from the HBM in one run.
-
-    Operations that run others, such as loops, count as 0: what they run counts by itself.
+    A place is "FILE:LINE" of the innermost call outside of installed libraries, or of the
+    innermost call if there is none; "" where the text does not say.
     """
-    opcode = instruction.opcode
-    if opcode in _WITHOUT_TRAFFIC or opcode.endswith("-done") or instruction.target in _UNWRITTEN:
-        return 0
-    body = computations.get(instruction.called[0], {}) if instruction.called else {}
-    if opcode == "fusion":
-        return _moved_by_fusion(instruction, inside, body)
-    if opcode == "async-start":
-        return sum(bytes_moved(inner, body, computations) for inner in body.values())
-    if opcode in ("copy-start", "collective-permute-start"):  # (result, operand, context)
-        return sum(_array_sizes(instruction.shape)[:2])
-    results = _size(instruction.shape)
-    operands = [_size(inside[x].shape) if x in inside else 0 for x in instruction.operands]
-    if opcode in _SLICES:  # reads as many bytes as its result has, if they are in the HBM
-        return results + (_size_anywhere(instruction.shape) if operands[0] else 0)
-    if opcode == "dynamic-update-slice":
-        return 2 * sum(operands[1:2])
-    if opcode == "scatter":  # in place: reads the updates; reads and writes what they change
-        return sum(operands[1:]) + 2 * sum(operands[2:])
-    if opcode.endswith("slice-start"):  # ((operand), result, context)
-        *_, result, _ = _ARRAY_AND_LAYOUT.findall(instruction.shape)
-        return _array_size(*result) + _array_size(*result[:2], _MEMORY.sub("", result[2]))
-    if opcode.endswith("-start"):  # a collective: (operands, results)
-        return results
-    return results + sum(operands)
+
+    def __init__(self, text: str):
+        tables: dict[str, dict[int, str]] = {"": {}}
+        current = tables[""]
+        for line in text.splitlines():
+            if _HEADER.match(line):
+                break
+            if match := _ROW.match(line):
+                current[int(match[1])] = match[2] or match[3] or ""
+            elif line:
+                current = tables.setdefault(line, {})
+        files = tables.get("FileNames", {})
+        self._places = {
+            number: f"{files.get(_field(row, 'file_name_id'), '')}:{_field(row, 'line')}"
+            for number, row in tables.get("FileLocations", {}).items()
+        }
+        self._frames = {
+            number: (_field(row, "file_location_id"), _field(row, "parent_frame_id"))
+            for number, row in tables.get("StackFrames", {}).items()
+        }
+        # XLA writes the number of the parent plus one, so that the first frame is its own.
+        self._shift = int(self._frames.get(1, (0, 0))[1] == 1)
+
+    def of(self, instruction: Instruction) -> str:
+        """The place of an instruction."""
+        if match := _SOURCE.search(instruction.line):
+            return f"{match[1]}:{match[2]}"
+        match = _FRAME.search(instruction.line)
+        frame = first = int(match[1]) if match else 0
+        while frame in self._frames:
+            location, parent = self._frames[frame]
+            place = self._places.get(location, "")
+            if not any(library in place for library in _LIBRARIES):
+                return place
+            frame = parent - self._shift
+        return self._places.get(self._frames.get(first, (0, 0))[0], "")
 
 
-def _size(shape: str) -> int:
+def _field(row: str, name: str) -> int:
+    match = re.search(rf"\b{name}=(\d+)", row)
+    return int(match[1]) if match else 0
+
+
+# Sizes of arrays.
+
+
+def size(shape: str) -> int:
     """The bytes of a shape in the HBM."""
-    return sum(_array_sizes(shape))
+    return sum(array_sizes(shape))
 
 
-def _size_anywhere(shape: str) -> int:
+def size_anywhere(shape: str) -> int:
     """The bytes of a shape in any memory: inside of a fusion memories have no meaning."""
-    return _size(_MEMORY.sub("", shape))
+    return size(_MEMORY.sub("", shape))
 
 
-def _array_sizes(shape: str) -> list[int]:
+def size_of_values(shape: str) -> int:
+    """The bytes of the values of a shape, without the padding of tiles."""
+    return sum(values_sizes(shape))
+
+
+def values_sizes(shape: str) -> list[int]:
+    """The bytes of the values of each array of a shape."""
+    return [_array_size(*array[:2], "") for array in _ARRAY_AND_LAYOUT.findall(shape)]
+
+
+def array_sizes(shape: str) -> list[int]:
     """The bytes in the HBM of each array of a shape; 0 for one in another memory."""
     return [_array_size(*array) for array in _ARRAY_AND_LAYOUT.findall(shape)]
 
 
+def arrays(shape: str) -> list[str]:
+    """The arrays of a shape, each as text."""
+    return [match[0] for match in _ARRAY_AND_LAYOUT.finditer(shape)]
+
+
+def sides(shape: str) -> list[int]:
+    """The sides of the first array of a shape."""
+    match = _ARRAY_AND_LAYOUT.search(shape)
+    return [int(side) for side in match[2].split(",") if side] if match else []
+
+
 @functools.lru_cache(100_000)
-def _array_size(dtype: str, sides: str, layout: str) -> int:
+def _array_size(dtype: str, numbers: str, layout: str) -> int:
     order, _, tiling = layout.partition(":")
     if "S(" in tiling and "S(0)" not in tiling:
         return 0
-    numbers = [int(side) for side in sides.split(",") if side]
-    minor_first = [numbers[int(i)] for i in order.split(",") if i] or numbers[::-1]
+    lengths = [int(side) for side in numbers.split(",") if side]
+    minor_first = [lengths[int(i)] for i in order.split(",") if i] or lengths[::-1]
     tile = _TILE.search(tiling)
     for i, side in enumerate(reversed(tile[1].split(",")) if tile else ()):
         if i < len(minor_first):
             minor_first[i] = -(-minor_first[i] // int(side)) * int(side)
     bits = 8 if dtype == "pred" else int(re.findall(r"\d+", dtype)[0])
     return bits * math.prod(minor_first) // 8
-
-
-def _moved_by_fusion(fusion: Instruction, inside: Computation, body: Computation) -> int:
-    users: dict[str, list[Instruction]] = {}
-    for inner in body.values():
-        for name in inner.operands:
-            users.setdefault(name, []).append(inner)
-    total = 0
-    for name, inner in body.items():
-        if inner.opcode == "parameter":
-            number = int(inner.line.split(" parameter(", 1)[1].split(")", 1)[0])
-            outer = inside.get(fusion.operands[number]) if number < len(fusion.operands) else None
-            if outer and (size := _size(outer.shape)):
-                total += min(size, _bytes_read(name, users, body))
-    updates = _updated_sizes(body)
-    results = enumerate(_array_sizes(fusion.shape))
-    return total + sum(min(size, updates.get(i, size)) for i, size in results)
-
-
-def _bytes_read(name: str, users: Mapping[str, list[Instruction]], body: Computation) -> int:
-    """The bytes that a fusion reads of a parameter: all, or the slices that it takes."""
-    total = 0
-    for user in users.get(name, []):
-        if user.opcode in _SLICES and user.operands[0] == name:
-            total += _size_anywhere(user.shape)
-        elif user.opcode == "dynamic-update-slice" and user.operands[0] == name:
-            continue  # in place: what it does not write, it does not read
-        elif user.opcode in _SAME_ARRAY and not user.is_root:
-            total += _bytes_read(user.name, users, body)
-        else:
-            return _size_anywhere(body[name].shape)
-    return total
-
-
-def _updated_sizes(body: Computation) -> dict[int, int]:
-    """The bytes that are written of those results of a fusion that are updated in place."""
-    root = next((inner for inner in body.values() if inner.is_root), None)
-    if root is None:
-        return {}
-    outputs = root.operands if root.opcode == "tuple" else (root.name,)
-    found = {}
-    for i, name in enumerate(outputs):
-        inner = body.get(name)
-        while inner and inner.opcode in _SAME_ARRAY and inner.operands:
-            inner = body.get(inner.operands[0])
-        if inner and inner.opcode == "dynamic-update-slice":
-            update = body.get(inner.operands[1])
-            found[i] = _size_anywhere(update.shape) if update else 0
-    return found

@@ -1,21 +1,15 @@
-"""Prices Pallas kernels and random bits, to which the TPU's compiler gives no cycles.
+"""Counts the bundles of instructions that a Pallas kernel issues: it has no estimated cycles.
 
-A run of a kernel takes the longer of two times: the time of its bytes at the HBM's bandwidth, and
-the time of its bundles of instructions, of which a core issues one per cycle. libtpu writes the
-bundles to a file, if it is asked to before it is loaded. A bundle in a loop counts as often as the
-loop runs; all branches count, so the price is an upper bound of the issue slots. Waiting for copies
-that nothing hides, and for the matrix unit, is not in it.
+A core issues one bundle per cycle. libtpu writes the bundles to a file, if it is asked to before it
+is loaded. A bundle in a loop counts as often as the loop runs; all branches count, so the count is
+an upper bound of the issue slots. Waiting for copies that nothing hides, and for the matrix unit,
+is not in it.
 """
 
 import dataclasses
-import math
 import os
 import pathlib
 import re
-from collections.abc import Mapping
-
-from engine.forecast import hlo
-from engine.forecast.topology import Chip
 
 FOLDER = "KERNEL_BUNDLES_FOLDER"
 _DUMP = "--xla_jf_dump_to={} --xla_jf_dump_llo_pass_label_regex=final_bundles"
@@ -91,41 +85,3 @@ class _Loop:
     predicate: str = ""  # of the branch that ends it
     is_grid: bool = False
     last: int = 1  # the trips of the inner loop that has just ended
-
-
-def priced(cost: hlo.Cost, chip: Chip, bundles: Mapping[str, int | None]) -> hlo.Cost:
-    """The cost of a program on a chip with the cycles of its kernels; `read_bundles` has `bundles`.
-
-    A kernel without bundles has the count of an equal kernel, else its bytes alone count.
-    """
-    equal = {kernel.body: bundles[kernel.name] for kernel in cost.kernels if kernel.name in bundles}
-    bandwidth = chip.bandwidth / chip.devices
-    kernels, names, total = [], dict(cost.names), 0.0
-    for kernel in cost.kernels:
-        issued = bundles.get(kernel.name, equal.get(kernel.body))
-        cycles = max(math.ceil(kernel.moved / bandwidth * chip.clock), issued or 0)
-        kernels.append(kernel._replace(cycles=cycles, bundles=issued, body=""))
-        before = names.get(kernel.scopes, (0, 0))
-        names[kernel.scopes] = before[0] + round(kernel.times * cycles), before[1]
-        total += kernel.times * cycles
-    return dataclasses.replace(
-        cost, cycles=cost.cycles + round(total), names=names, kernels=tuple(kernels)
-    )
-
-
-def notes(kernels: tuple[hlo.Kernel, ...], chip: Chip) -> list[str]:
-    """What a table should say about the kernels of a program on a chip."""
-    if not kernels:
-        return []
-    count = round(sum(kernel.times for kernel in kernels))
-    milliseconds = 1e3 * chip.seconds(sum(kernel.times * kernel.cycles for kernel in kernels))
-    lines = [
-        f"{count} runs of kernels without an estimate count as {milliseconds:.1f} ms: each is the "
-        "longer of bytes / bandwidth and bundles / clock"
-    ]
-    if unknown := [kernel.name for kernel in kernels if kernel.bundles is None]:
-        lines.append(
-            f"too short: {len(unknown)} kernels count by their bytes alone, because libtpu does "
-            f"not say how many bundles they issue ({', '.join(unknown[:3])})"
-        )
-    return lines

@@ -1,24 +1,28 @@
-"""From a lowered step to its cycles, by `hlo` and `kernels`; `Chip.seconds` makes time of them."""
+"""Compiles a step for a slice, and says what one run of it costs a device."""
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from engine.forecast import hlo, kernels
-from engine.forecast.topology import Chip
+from engine.forecast import kernels, operations, timing
+from engine.forecast.operations import Operation
+from engine.forecast.topology import Topology
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Program(hlo.Cost):
-    """What the compiler says of one step, for one run on one device; sizes are bytes of HBM."""
+class Program:
+    """What one run of a program costs one device; sizes are bytes of HBM."""
 
+    topology: Topology
     arguments: int  # with the outputs that replace them
     outputs: int  # further results
     temporaries: int
     code: int
-    flops: float  # by XLA's cost analysis
-    traffic: float  # bytes read and written, by XLA's cost analysis
+    operations: tuple[Operation, ...]
+    # opcode: (how many, bytes of the values of their results)
+    collectives: dict[str, tuple[int, int]]
+    unknown_loops: int  # how many loops have an unknown number of trips; each counts once
     compile_seconds: float
 
     @property
@@ -26,23 +30,54 @@ class Program(hlo.Cost):
         """All the HBM that a run of it takes, in bytes."""
         return self.arguments + self.outputs + self.temporaries + self.code
 
+    @property
+    def flops(self) -> float:
+        """FLOPs of the convolutions and matrix products."""
+        return sum(operation.times * operation.flops for operation in self.operations)
 
-def compile_program(lowered: Any, chip: Chip) -> Program:
-    """Compiles a step, which jax has lowered for one shape of its batches, for a chip."""
+    @property
+    def moved(self) -> float:
+        """Bytes to and from the HBM."""
+        return sum(operation.times * operation.moved for operation in self.operations)
+
+    @property
+    def seconds(self) -> float:
+        """The forecast of its time, by `timing`; the collectives run after all other work."""
+        return sum(operation.times * operation.seconds for operation in self.operations)
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The seconds that its FLOPs, its bytes and its collectives need at the published rates."""
+        compute, memory = timing.limits(self.topology.chip, self.flops, self.moved)
+        sent = [x.times * x.seconds for x in self.operations if x.is_collective]
+        return {"compute": compute, "HBM": memory, "links": sum(sent)}
+
+    @property
+    def bound(self) -> str:
+        """Which of `limits` takes longest."""
+        return max(self.limits, key=lambda name: self.limits[name])
+
+
+def compile_program(lowered: Any, topology: Topology, say: Callable[[str], None]) -> Program:
+    """Compiles a step, which jax has lowered for one shape of its batches, for a slice.
+
+    `say` gets a line of what it does, for the person who waits.
+    """
     start = time.monotonic()
     step = lowered.compile()
-    memory, analysis = step.memory_analysis(), step.cost_analysis()
     seconds = time.monotonic() - start
-    cost = kernels.priced(hlo.cost(step.as_text()), chip, kernels.read_bundles())
+    memory = step.memory_analysis()
+    found = operations.read(step.as_text(), topology, kernels.read_bundles())
     return Program(
+        topology=topology,
         arguments=memory.argument_size_in_bytes,
         outputs=memory.output_size_in_bytes - memory.alias_size_in_bytes,
         temporaries=memory.temp_size_in_bytes,
         code=memory.generated_code_size_in_bytes,
-        flops=analysis["flops"],
-        traffic=analysis["bytes accessed"],
+        operations=found.all,
+        collectives=found.collectives,
+        unknown_loops=found.unknown_loops,
         compile_seconds=seconds,
-        **vars(cost),
     )
 
 
@@ -53,25 +88,14 @@ def combine(programs: Sequence[Program], steps: Sequence[int] = ()) -> Program:
     are the mean over the shapes: each counts as often as it has `steps`; () counts all equally.
     """
     counts = steps or [1] * len(programs)
-    shares = [count / sum(counts) for count in counts]
-
-    def mean(name: str) -> float:
-        values = (getattr(program, name) for program in programs)
-        return sum(share * value for share, value in zip(shares, values, strict=True))
-
-    names: dict[str, tuple[int, int]] = {}
-    for share, program in zip(shares, programs, strict=True):
-        for name, (cycles, products) in program.names.items():
-            before = names.get(name, (0, 0))
-            names[name] = before[0] + round(share * cycles), before[1] + round(share * products)
+    operations = [
+        dataclasses.replace(operation, times=operation.times * count / sum(counts))
+        for count, program in zip(counts, programs, strict=True)
+        for operation in program.operations
+    ]
     return dataclasses.replace(
         max(programs, key=lambda program: program.memory),
-        names=names,
-        cycles=round(mean("cycles")),
-        moved=round(mean("moved")),
-        flops=mean("flops"),
-        traffic=mean("traffic"),
-        loops=max(program.loops for program in programs),
+        operations=tuple(operations),
         unknown_loops=max(program.unknown_loops for program in programs),
         compile_seconds=sum(program.compile_seconds for program in programs),
     )

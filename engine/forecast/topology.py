@@ -34,10 +34,6 @@ class Chip:
     price: float  # US dollars per hour and chip; nan where it is not known
     sizes: tuple[int, ...]  # the numbers in its accelerator types
 
-    def seconds(self, cycles: float) -> float:
-        """How long so many cycles of a core take."""
-        return cycles / self.clock
-
 
 _POD = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 _LITE = (1, 4, 8, 16, 32, 64, 128, 256)

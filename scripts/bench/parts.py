@@ -8,18 +8,17 @@ modules of flax and jax.named_scope give these names. An operation with several 
 to the first one of --parts. A fusion has the name of its last operation. With batches of several
 shapes, all figures are the mean over the shapes. The table says how much of a part is fused with
 convolutions or matrix products. Needs libtpu (requirements-tpu.txt) and takes minutes for each
-slice; docs/performance.md says what the estimates leave out. Collectives, sorts, gathers and
-scatters have no estimate.
+slice; docs/check.md says how far measured runs were from such estimates.
 """
 
 import argparse
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from commands import preflight
 from common import cli, entry
 from engine.forecast import topology
-from engine.forecast.topology import Chip
+from engine.forecast.operations import Operation
 from engine.plan import read_settings
 from scripts.bench.step import config_of
 
@@ -38,26 +37,23 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{one.name}: {outcome.error}")
             failed = True
             continue
-        costs = split(outcome.train.names, parts, one.chip)
+        costs = split(outcome.train.operations, parts)
         if nowhere := [part for part in parts if not costs[part][0]]:
             print(f"no operation has a name with {', '.join(nowhere)}: is it misspelled?")
         print(f"{one.name}, {flags.batch_per_device} per device:\n\n{table(costs)}\n")
     return int(failed)
 
 
-def split(names: Mapping[str, tuple[int, int]], parts: Sequence[str], chip: Chip) -> Costs:
-    """The cost of each part, which is a name of scopes, and of the rest.
-
-    `names` has cycles by path of scopes, as in `engine.forecast.hlo.Cost`.
-    """
+def split(operations: Iterable[Operation], parts: Sequence[str]) -> Costs:
+    """The cost of each part, which is a name of scopes, and of the rest."""
     # A number may follow: "stage" is a part of which "stage2_block1" is one.
     patterns = {p: re.compile(rf"(?<![a-zA-Z_]){re.escape(p)}(?![a-zA-Z])") for p in parts}
     costs = dict.fromkeys([*parts, _REST], (0.0, 0.0))
-    for name, cycles in names.items():
-        part = next((p for p, pattern in patterns.items() if pattern.search(name)), _REST)
+    for operation in operations:
+        found = (p for p, pattern in patterns.items() if pattern.search(operation.scopes))
+        part, own = next(found, _REST), 1e3 * operation.times * operation.seconds
         total, products = costs[part]
-        own = [1e3 * chip.seconds(number) for number in cycles]
-        costs[part] = total + own[0], products + own[1]
+        costs[part] = total + own, products + own * (operation.flops > 0)
     return costs
 
 

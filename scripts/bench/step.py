@@ -80,7 +80,7 @@ def estimated(flags: argparse.Namespace) -> list[Row]:
             row: Row = {"slice": one.name, "step": name, "estimate": True}
             row["batch_per_device"] = flags.batch_per_device
             if program := outcome.train:
-                row["ms"] = 1e3 * one.chip.seconds(program.cycles)
+                row["ms"] = 1e3 * program.seconds
                 for key in ("moved", "temporaries", "compile_seconds"):
                     row[key] = getattr(program, key)
             else:

@@ -50,7 +50,7 @@ def preflighted(
     """The steps that preflight would compile for a slice of this machine's devices."""
     seen = []
 
-    def program(lowered: Any, chip: Any) -> Program:
+    def program(lowered: Any, one: Any, say: Any) -> Program:
         seen.append(lowered.as_text())
         return TRAIN
 
@@ -99,7 +99,7 @@ def test_neither_data_nor_tensorflow_are_needed():
     from engine.plan import read_settings
     slice_ = types.SimpleNamespace(devices=jax.devices())
     preflight.topologies.get_topology_desc = lambda *_, **__: slice_
-    preflight.compile_program = lambda lowered, chip: None
+    preflight.compile_program = lambda lowered, one, say: None
     preflight.combine = lambda *_: None
     config = resnet50.get_config()
     config.resnet_depth = 18

@@ -101,6 +101,6 @@ def estimate(settings, kind, devices):
     if outcome.train is None:
         return {"no_estimate": outcome.error}
     return {
-        "estimated_step_seconds": outcome.train.cycles / one.chip.clock,
+        "estimated_step_seconds": outcome.train.seconds,
         "forecast_bytes_per_device": outcome.train.memory,
     }

@@ -5,39 +5,58 @@ Also whether the hosts of a slice prepare examples as fast as the chips take the
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 
-from engine.forecast import estimates, topology
+from engine.forecast import calibration, estimates, topology
 from engine.forecast.estimates import Job, Outcome, Stage
+from engine.forecast.operations import Operation
 from engine.forecast.program import Program, combine
 
 V3, V5E = topology.parse_slices("v3:2x2,v5e:2x4")
 JOB = Job("images", 1024, 128, 1_281_167, 50_000, 112_603, 90, 8_178_368_512)
+
+
+def operation(seconds: float, **others: Any) -> Operation:
+    """An operation of a program that runs it once."""
+    texts = {"name": "fusion.1", "opcode": "fusion", "scopes": "a", "place": "train.py:7"}
+    numbers = {"times": 1.0, "flops": 0, "moved": 0, "cycles": None}
+    return Operation(**{**texts, **numbers, **others}, seconds=seconds)
+
+
 TRAIN = Program(
+    topology=V3,
     arguments=225_020_928,
     outputs=3_072,
     temporaries=4_676_225_024,
     code=71_465_984,
-    flops=3.0836e12,
-    traffic=34.6e9,
-    cycles=130_070_743,
+    operations=(
+        operation(0.12, flops=3_083_600_000_000, moved=30_000_000_000),
+        operation(0.009, scopes="b", times=2.0, moved=2_300_000_000),
+        operation(0.002, opcode="all-reduce", is_collective=True),
+    ),
     collectives={"all-reduce": (3, 102_425_264)},
-    loops=0,
     unknown_loops=0,
-    names={"a": (4, 1), "b": (2, 2)},
     compile_seconds=90.5,
 )
 PREDICT = dataclasses.replace(
-    TRAIN, cycles=4_000_000, temporaries=300_000_000, compile_seconds=20.0
+    TRAIN, operations=(operation(0.004),), temporaries=300_000_000, compile_seconds=20.0
 )
+
+
+def lasting(seconds: float, **others: Any) -> Program:
+    """`TRAIN` with another time."""
+    return dataclasses.replace(TRAIN, operations=(operation(seconds),), **others)
+
+
 GOOD = Outcome(V3, 1024, JOB, TRAIN, PREDICT)
 
 
 def test_the_numbers_of_a_slice():
     row = estimates.row(GOOD)
-    seconds = 130_070_743 / 0.94e9
-    assert row["step_seconds"] == pytest.approx(seconds) == pytest.approx(0.1384, abs=1e-4)
+    seconds = 0.12 + 2 * 0.009 + 0.002
+    assert row["step_seconds"] == pytest.approx(seconds)
     assert row["examples_per_second"] == pytest.approx(1024 / seconds)
     assert row["examples_per_second_per_chip"] == pytest.approx(1024 / seconds / 4)
     assert row["memory"] == 225_020_928 + 3_072 + 4_676_225_024 + 71_465_984
@@ -46,16 +65,26 @@ def test_the_numbers_of_a_slice():
     peak = 123e12 / 2  # of one of a chip's two devices
     assert row["share_of_peak"] == pytest.approx(3 * 8_178_368_512 * 128 / seconds / peak)
     assert (row["bound"], row["bound_seconds"]) == ("HBM", pytest.approx(34.6e9 / 0.45e12))
-    run = 112_603 * seconds + 90 * 391 * 4_000_000 / 0.94e9
+    assert row["collective_seconds"] == 0.002
+    run = 112_603 * seconds + 90 * 391 * 0.004
     assert row["run_seconds"] == pytest.approx(run)
     assert row["chip_hours"] == pytest.approx(4 * run / 3600)
     assert row["dollars"] == pytest.approx(4 * run / 3600 * 2.00)  # an hour of v3-8 is 8 dollars
     assert estimates.row(GOOD, 0.5)["dollars"] == pytest.approx(4 * run / 3600 * 0.5)
-    busy = dataclasses.replace(TRAIN, flops=60e12)
+    busy = dataclasses.replace(TRAIN, operations=(operation(1.0, flops=60 * 10**12),))
     assert estimates.row(dataclasses.replace(GOOD, train=busy))["bound"] == "compute"
-    counted = dataclasses.replace(TRAIN, moved=9_000_000_000)  # in the HLO
-    row = estimates.row(dataclasses.replace(GOOD, train=counted))
-    assert row["bytes_per_device"] == 9e9 and row["bound"] == "compute"
+
+
+def test_times_prices_and_rates_have_an_interval(monkeypatch):
+    monkeypatch.setattr(calibration, "error", lambda chip: calibration.Error(0.8, 1.25, "guess"))
+    row = estimates.row(GOOD)
+    assert row["step_seconds_interval"] == pytest.approx([0.112, 0.175])
+    assert row["examples_per_second_interval"] == pytest.approx([1024 / 0.175, 1024 / 0.112])
+    assert row["dollars_interval"] == pytest.approx([0.8 * row["dollars"], 1.25 * row["dollars"]])
+    assert row["calibration"]["date"] and "libtpu" in row["calibration"]["forecasts_by"]
+    text = estimates.tables([row], "images")
+    assert "140.0 (112.0 to 175.0)" in text and "7,314 (5,851 to 9,143)" in text
+    assert "v3: guess." in text
 
 
 def test_flops_that_depend_on_the_data_are_not_known():
@@ -65,53 +94,55 @@ def test_flops_that_depend_on_the_data_are_not_known():
 
 
 def test_several_shapes_take_the_most_memory_and_the_mean_time():
-    large = dataclasses.replace(
-        TRAIN, temporaries=9_000_000_000, cycles=50_000_001, compile_seconds=10.0
-    )
+    large = lasting(0.06, temporaries=9_000_000_000, compile_seconds=10.0)
     both = combine([TRAIN, large])
     assert both.memory == large.memory and both.temporaries == 9_000_000_000
-    assert both.cycles == round((130_070_743 + 50_000_001) / 2) and both.compile_seconds == 100.5
-    assert (both.flops, both.traffic) == (TRAIN.flops, TRAIN.traffic)
+    assert both.seconds == pytest.approx((0.14 + 0.06) / 2) and both.compile_seconds == 100.5
+    assert both.flops == TRAIN.flops / 2 and both.moved == TRAIN.moved / 2
     assert combine([TRAIN]) == TRAIN
-    other = dataclasses.replace(TRAIN, names={"b": (4, 0), "c": (8, 8)})
-    assert combine([TRAIN, other]).names == {"a": (2, 0), "b": (3, 1), "c": (4, 4)}
-    looped = combine([TRAIN, dataclasses.replace(TRAIN, loops=2, unknown_loops=1)])
-    assert (looped.loops, looped.unknown_loops) == (2, 1)
+    looped = combine([TRAIN, dataclasses.replace(TRAIN, unknown_loops=1)])
+    assert looped.unknown_loops == 1
 
 
 def test_stages_count_as_often_as_they_have_steps():
     """80 ms for 3,000 steps at 128 pixels, 200 ms for 1,000 at 224: 110 ms on average."""
-    clock = V3.chip.clock
     parts = [
-        Stage("128 pixels", 3000, dataclasses.replace(TRAIN, cycles=round(0.08 * clock))),
-        Stage("224 pixels", 1000, dataclasses.replace(TRAIN, cycles=round(0.2 * clock), code=8)),
-        Stage("256 pixels", 0, dataclasses.replace(TRAIN, cycles=round(0.3 * clock))),
+        Stage("128 pixels", 3000, lasting(0.08)),
+        Stage("224 pixels", 1000, lasting(0.2, code=8)),
+        Stage("256 pixels", 0, lasting(0.3)),
     ]
     train = combine([part.program for part in parts], [part.steps for part in parts])
-    assert train.cycles / clock == pytest.approx(0.11)
-    assert train.names == {"a": (4, 1), "b": (2, 2)}
+    assert train.seconds == pytest.approx(0.11)
     job = dataclasses.replace(JOB, steps=4000, evaluations=0)
     row = estimates.row(Outcome(V3, 1024, job, train, PREDICT, stages=tuple(parts)))
-    assert row["run_seconds"] == pytest.approx(440) == sum(s["seconds"] for s in row["stages"])
+    assert row["run_seconds"] == pytest.approx(440)
+    assert row["run_seconds"] == pytest.approx(sum(s["run_seconds"] for s in row["stages"]))
     assert [stage["step_seconds"] for stage in row["stages"]] == pytest.approx([0.08, 0.2, 0.3])
     assert row["stages"][1]["memory"] == TRAIN.memory - TRAIN.code + 8
     assert row["stages"][0]["examples_per_second"] == pytest.approx(12_800)
-    lines = [line.split() for line in estimates.tables([row], "images").splitlines()]
-    assert ["v3:2x2", "128", "pixels", "3,000", "80.0", "12,800", "4.63", "4:00", "0.53"] in lines
-    assert ["v3:2x2", "224", "pixels", "1,000", "200.0", "5,120", "4.56", "3:20", "0.44"] in lines
+    text = estimates.tables([row], "images")
+    (line,) = [line for line in text.splitlines() if line.startswith("v3:2x2  128 pixels")]
+    assert "3,000" in line and " 80.0 (" in line and "12,800 (" in line and " 4:00 (" in line
     assert "stages" not in estimates.row(GOOD)
 
 
-def test_loops_leave_out_what_xla_counts_once():
-    looped = dataclasses.replace(GOOD, train=dataclasses.replace(TRAIN, loops=1))
-    row = estimates.row(looped)
-    assert row["bound"] is row["flops_per_device"] is row["bytes_per_device"] is None
-    assert row["step_seconds"] > 0 and row["share_of_peak"] > 0
-    text = estimates.tables([row], "images")
-    assert " ? " in text and "too short" not in text
-    unknown = dataclasses.replace(TRAIN, loops=1, unknown_loops=1)
+def test_a_loop_of_unknown_length_is_said():
+    assert "too short" not in estimates.tables([estimates.row(GOOD)], "images")
+    unknown = dataclasses.replace(TRAIN, unknown_loops=1)
     row = estimates.row(dataclasses.replace(GOOD, train=unknown))
-    assert "v3:2x2: too short" in estimates.tables([row], "images").splitlines()[-1]
+    assert "v3:2x2: too short" in estimates.tables([row], "images")
+
+
+def test_a_note_says_what_kernels_count():
+    kernel = operation(0.0001, name="k.3", is_kernel=True)
+    train = dataclasses.replace(TRAIN, operations=(kernel, kernel, kernel))
+    price, warning = estimates.row(dataclasses.replace(GOOD, train=train))["notes"]
+    assert "3 runs of kernels without an estimate count as 0.3 ms" in price
+    assert warning.startswith("too short: 3 kernels count by their bytes alone")
+    known = dataclasses.replace(kernel, bundles=7)
+    train = dataclasses.replace(TRAIN, operations=(known,))
+    assert len(estimates.row(dataclasses.replace(GOOD, train=train))["notes"]) == 1
+    assert estimates.row(GOOD)["notes"] == []
 
 
 def test_tables():
@@ -124,9 +155,10 @@ def test_tables():
     assert ["v6e:2x4", "v6e-8", "8", "8", "128", "the", "compiler", "died"] in lines
     assert "Ran out of memory" in text
     (speed,) = [line for line in text.splitlines() if "3 all-reduce 102.4 MB" in line]
-    expected = "v3:2x2 138.4 7,400 1,850 24.7 25.1 37% 277 HBM 76.9 3 all-reduce 102.4 MB"
-    assert speed.split() == expected.split()
-    assert len([line for line in lines if line[:1] == ["v3:2x2"]]) == 3
+    assert speed.split()[:6] == ["v3:2x2", "24.7", "25.1", "277", "HBM", "76.9"]
+    assert speed.endswith("3 all-reduce 102.4 MB: 2.0 ms")
+    assert "v3:2x2  140.0 (" in text and "  7,314 (" in text and "36%" in text
+    assert len([line for line in lines if line[:1] == ["v3:2x2"]]) == 4
     assert len([line for line in lines if line[:1] == ["v6e:2x4"]]) == 1
     assert max(map(len, text.splitlines())) <= 120
     alone = estimates.tables([estimates.row(lost)], "images")
@@ -139,7 +171,7 @@ def test_a_chip_without_a_price_has_times_and_no_dollars():
     row = estimates.row(good)
     assert row["missing"] == ["price"]
     assert row["memory_available"] == 96 * 2**30  # of one of a chip's two devices
-    assert row["step_seconds"] == pytest.approx(130_070_743 / 2.2e9)
+    assert row["step_seconds"] == pytest.approx(0.14)
     assert math.isnan(row["price"]) and math.isnan(row["dollars"])
     assert estimates.plain(row)["dollars"] is None
     text = estimates.tables([row], "images")
@@ -152,9 +184,8 @@ def test_a_chip_without_a_price_has_times_and_no_dollars():
 
 def test_a_stage_is_fed_or_not():
     """96 vCPUs count as 72; the chips take 12,800 examples/s, then 5,120."""
-    clock = V3.chip.clock
     stages = tuple(
-        Stage(name, 10, dataclasses.replace(TRAIN, cycles=round(seconds * clock)))
+        Stage(name, 10, lasting(seconds))
         for name, seconds in (("128 pixels", 0.08), ("224 pixels", 0.2))
     )
     rates = {"exact": 160.0, "fast": 200.0}, {"exact": 64.0, "fast": 80.0}

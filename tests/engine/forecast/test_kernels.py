@@ -1,10 +1,11 @@
-"""The price of Pallas kernels, from HLO and bundles cut from what libtpu 0.0.42 wrote."""
+"""The time of Pallas kernels, from HLO and bundles cut from what libtpu 0.0.42 wrote."""
 
 import pytest
 
-from engine.forecast import hlo, kernels, topology
+from engine.forecast import kernels, operations, timing
+from engine.forecast.operations import Operation
+from tests.engine.forecast.test_estimates import V5E
 
-V5E = topology.CHIPS["v5e"]
 HLO = """\
 %fused_computation.1 (p.1: bf16[8,128], p.2: bf16[8,128]) -> bf16[16,8,128] {
   %inner = bf16[8,128]{1,0:T(8,128)(2,1)} custom-call(%p.1), custom_call_target="tpu_custom_call", \
@@ -62,19 +63,17 @@ def test_bundles_in_loops_count_as_often_as_these_run():
     assert kernels.issued(dynamic) is None
 
 
+def kernels_of(text: str, bundles: dict[str, int | None]) -> dict[str, Operation]:
+    return {x.name: x for x in operations.read(text, V5E, bundles).all if x.is_kernel}
+
+
 def test_a_kernel_takes_the_longer_of_its_bytes_and_its_bundles():
-    cost = hlo.cost(HLO)
-    assert cost.cycles == 1000
-    found = {"k.3": 10, "k.5": 777}
-    done = kernels.priced(cost, V5E, found)
-    first, second, third = sorted(done.kernels)
-    by_bytes = 2 * ARRAY / V5E.bandwidth * V5E.clock
-    assert first.cycles == second.cycles == pytest.approx(by_bytes, abs=1)
-    assert first.bundles == second.bundles == 10  # equal kernels: one file for both
-    assert (third.name, third.cycles, third.bundles) == ("k.5", 777, 777)
-    assert done.cycles == 1000 + 2 * first.cycles + 777
-    assert done.names["jit(f)/k/pallas_call"] == (2 * first.cycles, 0)
-    assert done.moved == cost.moved == sum(k.moved for k in cost.kernels) + ARRAY
+    found = kernels_of(HLO, {"k.3": 10, "k.5": 777_000})
+    by_bytes = timing.operation_seconds(V5E.chip, 0, 2 * ARRAY, 0)
+    assert found["k.3"].seconds == found["k.4"].seconds == pytest.approx(by_bytes)
+    assert found["k.3"].bundles == found["k.4"].bundles == 10  # equal kernels: one file for both
+    assert found["k.5"].bundles == 777_000
+    assert found["k.5"].seconds == pytest.approx(777_000 / V5E.chip.clock)
 
 
 def test_random_bits_count_by_their_bytes():
@@ -83,20 +82,9 @@ def test_random_bits_count_by_their_bytes():
         "  %r.1 = u32[32768,256]{1,0:T(8,128)} rng-bit-generator(%s), algorithm=rng_default\n"
         "  ROOT %add.9",
     )
-    done = kernels.priced(hlo.cost(text), V5E, {})
-    (bits,) = [kernel for kernel in done.kernels if kernel.name == "r.1"]
+    bits = kernels_of(text, {})["r.1"]
     assert bits.moved == 2 * ARRAY
-    assert bits.cycles == pytest.approx(bits.moved / V5E.bandwidth * V5E.clock, abs=1)
-
-
-def test_a_note_says_what_kernels_count():
-    assert kernels.notes((), V5E) == []
-    done = kernels.priced(hlo.cost(HLO), V5E, {})
-    price, warning = kernels.notes(done.kernels, V5E)
-    assert "3 runs of kernels without an estimate count as 0.1 ms" in price
-    assert warning.startswith("too short: 3 kernels count by their bytes alone")
-    known = kernels.priced(hlo.cost(HLO), V5E, {"k.3": 10, "k.5": 7})
-    assert len(kernels.notes(known.kernels, V5E)) == 1
+    assert bits.seconds == timing.operation_seconds(V5E.chip, 0, bits.moved, 0)
 
 
 def test_libtpu_is_asked_and_its_files_are_read(tmp_path, monkeypatch):

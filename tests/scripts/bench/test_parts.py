@@ -1,4 +1,4 @@
-"""The table of what the parts of a step cost, from names and cycles as the compiler gives them."""
+"""The table of what the parts of a step cost, from the operations of a program."""
 
 import types
 from typing import Any
@@ -6,22 +6,22 @@ from typing import Any
 import pytest
 
 from commands import preflight
-from engine.forecast import topology
 from scripts.bench import parts
+from tests.engine.forecast.test_estimates import operation
 
-NAMES = {
-    "jit(step)/jvp(Net)/backbone/stage1/conv": (940_000, 940_000),
-    "jit(step)/transpose(jvp(Net))/backbone/head/conv": (470_000, 0),
-    "jit(step)/jvp(Net)/head/dot": (94_000, 94_000),
-    "jit(step)/backbones/add": (188_000, 0),
-    "jit(step)/my_head/add": (0, 0),
-    "jit(step)/head_2/add": (0, 0),
-    "": (188_000, 0),
-}
+OPERATIONS = [
+    operation(0.001, scopes="jit(step)/jvp(Net)/backbone/stage1/conv", flops=1),
+    operation(0.00025, scopes="jit(step)/transpose(jvp(Net))/backbone/head/conv", times=2.0),
+    operation(0.0001, scopes="jit(step)/jvp(Net)/head/dot", flops=1),
+    operation(0.0002, scopes="jit(step)/backbones/add"),
+    operation(0.0, scopes="jit(step)/my_head/add"),
+    operation(0.0, scopes="jit(step)/head_2/add"),
+    operation(0.0002, scopes=""),
+]
 
 
 def test_operations_belong_to_the_first_part_in_their_path():
-    costs = parts.split(NAMES, ["head", "backbone", "pyramid"], topology.CHIPS["v3"])
+    costs = parts.split(OPERATIONS, ["head", "backbone", "pyramid"])
     assert costs["backbone"] == pytest.approx((1.0, 1.0))
     assert costs["head"] == pytest.approx((0.6, 0.1))
     assert costs["pyramid"] == (0, 0)
@@ -29,7 +29,7 @@ def test_operations_belong_to_the_first_part_in_their_path():
 
 
 def test_the_table():
-    costs = parts.split(NAMES, ["backbone", "head"], topology.CHIPS["v3"])
+    costs = parts.split(OPERATIONS, ["backbone", "head"])
     lines = parts.table(costs).splitlines()
     assert "| head | 0.1 | 5.0% | 0.1 | 0.0 |" in lines
     assert "| other | 0.4 | 20.0% | 0.0 | 0.4 |" in lines
@@ -44,7 +44,7 @@ def test_the_command(capsys, monkeypatch):
 
     def inspect(asked, one, steps):
         configs.append(asked)
-        train = None if one.name.startswith("v5e") else types.SimpleNamespace(names=NAMES)
+        train = None if one.name.startswith("v5e") else types.SimpleNamespace(operations=OPERATIONS)
         return types.SimpleNamespace(train=train, error="no memory")
 
     monkeypatch.setattr(preflight, "inspect", inspect)

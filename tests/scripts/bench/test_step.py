@@ -14,19 +14,18 @@ from commands import preflight
 from common.errors import ConfigError
 from engine import sharding
 from engine.forecast import estimates
-from engine.forecast.program import Program
 from engine.plan import Programs, read_settings
 from scripts.bench import batches
 from scripts.bench import step as bench_step
 from scripts.bench.peers import on_torch
+from tests.engine.forecast.test_estimates import TRAIN, operation
 from tests.helpers import torch_trees
 
 
-def program(cycles, moved, temporaries):
-    sizes = {"arguments": 1, "outputs": 0, "code": 1, "temporaries": temporaries}
-    counts = {"flops": 3e12, "traffic": 4e10, "collectives": {}, "loops": 0, "unknown_loops": 0}
-    counts |= {"names": {}, "moved": moved}
-    return Program(**sizes, **counts, cycles=cycles, compile_seconds=50.0)
+def program(seconds, moved, temporaries):
+    operations = (operation(seconds, moved=moved),)
+    sizes = {"operations": operations, "temporaries": temporaries, "compile_seconds": 50.0}
+    return dataclasses.replace(TRAIN, **sizes)
 
 
 @pytest.fixture
@@ -41,9 +40,9 @@ def asked(monkeypatch):
         if place.name.startswith("v6e"):
             return dataclasses.replace(outcome, error="signal 11")
         if worker == "scripts.bench.peers.step":
-            return dataclasses.replace(outcome, train=program(125_333_333, 40e9, 4e9))
+            return dataclasses.replace(outcome, train=program(0.4 / 3, 40e9, 4e9))
         assert worker == "commands.preflight"
-        return dataclasses.replace(outcome, train=program(94_000_000, 10e9, 3e9))
+        return dataclasses.replace(outcome, train=program(0.1, 10e9, 3e9))
 
     monkeypatch.setattr(preflight, "inspect", inspect)
     return calls

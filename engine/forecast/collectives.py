@@ -1,0 +1,2 @@
+def seconds(instruction, topology):
+    return 0.0

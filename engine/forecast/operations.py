@@ -1,0 +1,314 @@
+"""What each operation of a compiled program costs, from its optimised HLO text.
+
+The TPU's compiler writes its own estimate, `"estimated_cycles":"N"`, into the backend config of
+each instruction that runs on the cores; collectives have none. Instructions inside fusions have
+none either: the fusion has it.
+
+Bytes are what an instruction reads from and writes to the HBM. Arrays count at the size that
+they have there, which tiles of the layout fill up. Those in other memories, `S(1)` and so on in the
+layout, do not count, nor what stays in a fusion. Of an operand that is only sliced, or updated in
+place, the slice counts. The compiler may keep an array on the chip without saying so, or read one
+twice: the count is what a program cannot do without.
+
+FLOPs are those of convolutions and matrix products. A multiplication and an addition are two;
+padding does not count.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+
+from engine.forecast import collectives as collectives_
+from engine.forecast import hlo, timing
+from engine.forecast.hlo import Computation, Computations, Instruction
+from engine.forecast.topology import Topology
+
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+COLLECTIVES = (
+    "all-reduce", "all-gather", "reduce-scatter",
+    "all-to-all", "collective-permute", "collective-broadcast",
+)  # fmt: skip
+_RUNS = {"while", "call", "conditional", "async-start"}  # their callees have cycles of their own
+_KERNEL = "tpu_custom_call"  # what a Pallas kernel becomes
+_RANDOM = "rng-bit-generator"
+_BODY = re.compile(r'"body":\s*"([^"]*)"')
+_WITHOUT_TRAFFIC = {
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all",
+    "partition-id", "replica-id", "while", "call", "conditional", "optimization-barrier",
+}  # fmt: skip
+_UNWRITTEN = ("AllocateBuffer", "ConcatBitcast")  # custom calls that move nothing
+_SLICES = ("slice", "dynamic-slice", "gather")
+_SAME_ARRAY = ("bitcast", "reshape", "get-tuple-element", "copy", "convert")  # of the same array
+_WINDOW = re.compile(r"\bwindow=\{([^}]*)\}")
+_LABELS = re.compile(r"\bdim_labels=(\w+)_(\w+)->(\w+)")
+_GROUPS = re.compile(r"\b(feature|batch)_group_count=(\d+)")
+_CONTRACTED = re.compile(r"\blhs_contracting_dims=\{([\d,]*)\}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """What one instruction costs one device, in one of the `times` that a program runs it."""
+
+    name: str
+    opcode: str
+    scopes: str  # its path of scopes, which jax calls op_name
+    place: str  # "FILE:LINE" of the user's code, or ""
+    times: float  # how often a run of the program runs it
+    flops: int
+    moved: int  # bytes to and from the HBM
+    cycles: int | None  # by the compiler; None where it gives no estimate
+    seconds: float
+    # Bundles of instructions that a Pallas kernel issues; None if that is not known.
+    bundles: int | None = None
+    is_kernel: bool = False  # a Pallas kernel, or random bits of the chip
+    is_collective: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Operations:
+    """The operations of a program, without those that cost nothing."""
+
+    all: tuple[Operation, ...]
+    # opcode: (how many, bytes of the values of their results) in all branches
+    collectives: dict[str, tuple[int, int]]
+    unknown_loops: int  # how many loops have an unknown number of trips; each counts once
+
+
+def read(text: str, topology: Topology, bundles: Mapping[str, int | None]) -> Operations:
+    """The operations of a program that was compiled for a slice; ValueError if it is no HLO.
+
+    `bundles` are those of its kernels by `kernels.read_bundles`. A kernel that is missing there has
+    the number of an equal one.
+    """
+    computations, entry = hlo.parse_computations(text)
+    places, unknown = hlo.Places(text), 0
+    found: list[tuple[Operation, str]] = []
+    collectives: dict[str, tuple[int, int]] = {}
+    waiting = [(entry, 1, 1.0, True)]
+    while waiting:
+        name, times, chance, on_its_own = waiting.pop()
+        inside = computations.get(name, {})
+        for instruction in inside.values():
+            if on_its_own:
+                fused = hlo.with_fused(instruction, computations)
+                kernel = next(filter(None, map(_kernel, fused)), "")
+                cost = _cost(instruction, inside, computations, topology)
+                if kernel or cost.cycles or cost.flops or cost.moved or cost.seconds:
+                    place = places.of(instruction)
+                    cost = dataclasses.replace(cost, times=chance * times, place=place)
+                    found.append((cost, kernel))
+            opcode = instruction.opcode.removesuffix("-start")
+            if opcode in COLLECTIVES:
+                count, size = collectives.get(opcode, (0, 0))
+                collectives[opcode] = count + times, size + times * _result_bytes(instruction)
+            trips: int | None = 1
+            if instruction.opcode == "while":
+                trips = hlo.trips(instruction, computations)
+                unknown += trips is None
+            runs_others = on_its_own and instruction.opcode in _RUNS
+            called = zip(instruction.called, instruction.chances, strict=True)
+            waiting += [(one, times * (trips or 1), chance * of, runs_others) for one, of in called]
+    equal = {kernel: bundles[cost.name] for cost, kernel in found if cost.name in bundles}
+    operations = [_with_bundles(cost, kernel, bundles, equal, topology) for cost, kernel in found]
+    return Operations(tuple(operations), collectives, unknown)
+
+
+def _cost(
+    instruction: Instruction,
+    inside: Computation,
+    computations: Computations,
+    topology: Topology,
+) -> Operation:
+    number = _CYCLES.search(instruction.line)
+    cycles = int(number[1]) if number else None
+    products = flops(instruction, inside, computations)
+    moved = bytes_moved(instruction, inside, computations)
+    seconds = timing.operation_seconds(topology.chip, products, moved, cycles or 0)
+    is_collective = instruction.opcode.removesuffix("-start") in COLLECTIVES
+    if is_collective:
+        seconds = collectives_.seconds(instruction, topology)
+    elif instruction.opcode.endswith("-start"):  # a copy beside other work
+        seconds = 0.0
+    return Operation(
+        name=instruction.name,
+        opcode=instruction.opcode,
+        scopes=instruction.scopes,
+        place="",
+        times=1.0,
+        flops=products,
+        moved=moved,
+        cycles=cycles,
+        seconds=seconds,
+        is_collective=is_collective,
+    )
+
+
+def _with_bundles(
+    operation: Operation,
+    kernel: str,
+    bundles: Mapping[str, int | None],
+    equal: Mapping[str, int | None],
+    topology: Topology,
+) -> Operation:
+    """The operation, with the time of its bundles if it is a kernel."""
+    if not kernel:
+        return operation
+    issued = bundles.get(operation.name, equal.get(kernel))
+    seconds = max(operation.seconds, (issued or 0) / topology.chip.clock)
+    return dataclasses.replace(operation, seconds=seconds, bundles=issued, is_kernel=True)
+
+
+def _kernel(instruction: Instruction) -> str:
+    """The code of an instruction that gets no cycles; "" for others."""
+    if instruction.opcode == _RANDOM:
+        return f"{_RANDOM} {instruction.shape}"
+    match = _BODY.search(instruction.line)
+    is_kernel = instruction.target == _KERNEL
+    return (match[1] if match else instruction.name) if is_kernel else ""
+
+
+def _result_bytes(instruction: Instruction) -> int:
+    """Size of what a collective gives to this device."""
+    sizes = hlo.values_sizes(instruction.shape)
+    if instruction.opcode == "collective-permute-start":  # (operand, result, two contexts)
+        sizes = sizes[1:2]
+    elif instruction.opcode in ("all-gather-start", "all-to-all-start"):  # (operands, results)
+        sizes = sizes[len(sizes) // 2 :]
+    return sum(sizes)
+
+
+# FLOPs.
+
+
+def flops(instruction: Instruction, inside: Computation, computations: Computations) -> int:
+    """The FLOPs of one run of an instruction of the computation `inside`, with what it fuses."""
+    if instruction.opcode == "convolution":
+        return _flops_of_convolution(instruction, inside)
+    if instruction.opcode == "dot":
+        left = hlo.sides(inside[instruction.operands[0]].shape)
+        contracted = _CONTRACTED.search(instruction.line)
+        numbers = contracted[1].split(",") if contracted and contracted[1] else []
+        products = math.prod(hlo.sides(instruction.shape))
+        return 2 * products * math.prod(left[int(number)] for number in numbers)
+    if instruction.opcode == "fusion":
+        bodies = [computations.get(name, {}) for name in instruction.called]
+        return sum(flops(inner, body, computations) for body in bodies for inner in body.values())
+    return 0
+
+
+def _flops_of_convolution(instruction: Instruction, inside: Computation) -> int:
+    left, _ = (hlo.sides(inside[name].shape) for name in instruction.operands[:2])
+    out, labels = hlo.sides(instruction.shape), _LABELS.search(instruction.line)
+    if labels is None:
+        return 0
+    window = _WINDOW.search(instruction.line)
+    fields = dict(field.split("=") for field in (window[1].split() if window else ()))
+    of_left, _, of_out = labels.groups()
+    groups = dict(_GROUPS.findall(instruction.line))
+    products = left[of_left.index("f")] // int(groups.get("feature", 1))
+    products *= left[of_left.index("b")] // int(groups.get("batch", 1)) * out[of_out.index("f")]
+    for i, label in enumerate(sorted(filter(str.isdigit, of_out))):
+        extents = left[of_left.index(label)], out[of_out.index(label)]
+        products *= _positions(*extents, {name: x.split("x")[i] for name, x in fields.items()})
+    return 2 * products
+
+
+def _positions(extent: int, results: int, window: Mapping[str, str]) -> int:
+    """How many pairs of a result and a position of its window meet a value, not padding."""
+    stride, spread = int(window.get("stride", 1)), int(window.get("lhs_dilate", 1))
+    before = int(window.get("pad", "0_0").split("_")[0])
+    step, last = int(window.get("rhs_dilate", 1)), (extent - 1) * spread
+    count = 0
+    for start in range(-before, int(window.get("size", 1)) * step - before, step):
+        if spread == 1:
+            count += max(
+                0, min(results - 1, (last - start) // stride) - max(0, -(start // stride)) + 1
+            )
+        else:
+            places = range(start, start + results * stride, stride)
+            count += sum(0 <= place <= last and place % spread == 0 for place in places)
+    return count
+
+
+# Bytes to and from the HBM.
+
+
+def bytes_moved(instruction: Instruction, inside: Computation, computations: Computations) -> int:
+    """Bytes that an instruction of the computation `inside` moves to and from the HBM in one run.
+
+    Operations that run others, such as loops, count as 0: what they run counts by itself.
+    """
+    opcode = instruction.opcode
+    if opcode in _WITHOUT_TRAFFIC or opcode.endswith("-done") or instruction.target in _UNWRITTEN:
+        return 0
+    body = computations.get(instruction.called[0], {}) if instruction.called else {}
+    if opcode == "fusion":
+        return _moved_by_fusion(instruction, inside, body)
+    if opcode == "async-start":
+        return sum(bytes_moved(inner, body, computations) for inner in body.values())
+    if opcode in ("copy-start", "collective-permute-start"):  # (result, operand, context)
+        return sum(hlo.array_sizes(instruction.shape)[:2])
+    results = hlo.size(instruction.shape)
+    operands = [hlo.size(inside[x].shape) if x in inside else 0 for x in instruction.operands]
+    if opcode in _SLICES:  # reads as many bytes as its result has, if they are in the HBM
+        return results + (hlo.size_anywhere(instruction.shape) if operands[0] else 0)
+    if opcode == "dynamic-update-slice":
+        return 2 * sum(operands[1:2])
+    if opcode == "scatter":  # in place: reads the updates; reads and writes what they change
+        return sum(operands[1:]) + 2 * sum(operands[2:])
+    if opcode.endswith("slice-start"):  # ((operand), result, context)
+        *_, result, _ = hlo.arrays(instruction.shape)
+        return hlo.size(result) + hlo.size_anywhere(result)
+    if opcode.endswith("-start"):  # a collective: (operands, results)
+        return results
+    return results + sum(operands)
+
+
+def _moved_by_fusion(fusion: Instruction, inside: Computation, body: Computation) -> int:
+    users: dict[str, list[Instruction]] = {}
+    for inner in body.values():
+        for name in inner.operands:
+            users.setdefault(name, []).append(inner)
+    total = 0
+    for name, inner in body.items():
+        if inner.opcode == "parameter":
+            number = int(inner.line.split(" parameter(", 1)[1].split(")", 1)[0])
+            outer = inside.get(fusion.operands[number]) if number < len(fusion.operands) else None
+            if outer and (size := hlo.size(outer.shape)):
+                total += min(size, _bytes_read(name, users, body))
+    updates = _updated_sizes(body)
+    results = enumerate(hlo.array_sizes(fusion.shape))
+    return total + sum(min(size, updates.get(i, size)) for i, size in results)
+
+
+def _bytes_read(name: str, users: Mapping[str, list[Instruction]], body: Computation) -> int:
+    """The bytes that a fusion reads of a parameter: all, or the slices that it takes."""
+    total = 0
+    for user in users.get(name, []):
+        if user.opcode in _SLICES and user.operands[0] == name:
+            total += hlo.size_anywhere(user.shape)
+        elif user.opcode == "dynamic-update-slice" and user.operands[0] == name:
+            continue  # in place: what it does not write, it does not read
+        elif user.opcode in _SAME_ARRAY and not user.is_root:
+            total += _bytes_read(user.name, users, body)
+        else:
+            return hlo.size_anywhere(body[name].shape)
+    return total
+
+
+def _updated_sizes(body: Computation) -> dict[int, int]:
+    """The bytes that are written of those results of a fusion that are updated in place."""
+    root = next((inner for inner in body.values() if inner.is_root), None)
+    if root is None:
+        return {}
+    outputs = root.operands if root.opcode == "tuple" else (root.name,)
+    found = {}
+    for i, name in enumerate(outputs):
+        inner = body.get(name)
+        while inner and inner.opcode in _SAME_ARRAY and inner.operands:
+            inner = body.get(inner.operands[0])
+        if inner and inner.opcode == "dynamic-update-slice":
+            update = body.get(inner.operands[1])
+            found[i] = hlo.size_anywhere(update.shape) if update else 0
+    return found
