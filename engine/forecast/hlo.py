@@ -27,7 +27,7 @@ _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _CONSTANT = re.compile(r"= [su]\d+\[\]\S* constant\((\d+)\)")
 _CONDITION = re.compile(r"\bcondition=%?([\w.\-]+)")
-_COLLECTIVES = (
+COLLECTIVES = (
     "all-reduce", "all-gather", "reduce-scatter",
     "all-to-all", "collective-permute", "collective-broadcast",
 )  # fmt: skip
@@ -193,9 +193,9 @@ def cost(text: str) -> Cost:
                     product = spent * any(x.opcode in ("convolution", "dot") for x in fused)
                     names[scopes] = before[0] + spent, before[1] + product
             opcode = instruction.opcode.removesuffix("-start")
-            if opcode in _COLLECTIVES:
+            if opcode in COLLECTIVES:
                 count, size = collectives.get(opcode, (0, 0))
-                collectives[opcode] = count + times, size + times * _result_bytes(instruction)
+                collectives[opcode] = count + times, size + times * result_bytes(instruction)
             trips: int | None = 1
             if instruction.opcode == "while":
                 trips = _trips(instruction, computations)
@@ -245,7 +245,7 @@ def _trips(loop: Instruction, computations: dict[str, dict[str, Instruction]]) -
     return limits[0] if len(limits) == 1 else None
 
 
-def _result_bytes(instruction: Instruction) -> int:
+def result_bytes(instruction: Instruction) -> int:
     """Size of what a collective gives to this device."""
     arrays = _ARRAY_AND_LAYOUT.findall(instruction.shape)
     sizes = [_array_size(*array[:2], "") for array in arrays]  # without padding to tiles
