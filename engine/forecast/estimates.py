@@ -306,7 +306,7 @@ def _speed_cells(r: dict[str, Any], unit: str) -> dict[str, str]:
 
 def _work_cells(r: dict[str, Any]) -> dict[str, str]:
     collectives = [
-        f"{c['count']} {name} {c['bytes'] / 1e6:.1f} MB" for name, c in r["collectives"].items()
+        f"{c['count']:g} {name} {c['bytes'] / 1e6:.1f} MB" for name, c in r["collectives"].items()
     ]
     links = f"{', '.join(collectives)}: {1e3 * r['collective_seconds']:.1f} ms"
     return {

@@ -30,6 +30,10 @@ _ROW = re.compile(r'(\d+) (?:"(.*)"|\{(.*)\})$')
 _LIBRARIES = ("/site-packages/", "/dist-packages/")
 # Sizes.
 _ARRAY_AND_LAYOUT = re.compile(r"\b(pred|[a-z]+\d+[a-z0-9]*)\[([\d,]*)\](?:\{([^}]*)\})?")
+COLLECTIVES = (
+    "all-reduce", "all-gather", "reduce-scatter",
+    "all-to-all", "collective-permute", "collective-broadcast",
+)  # fmt: skip
 _TILE = re.compile(r"T\(([\d,]+)\)")
 _MEMORY = re.compile(r"S\(\d+\)")
 
@@ -191,14 +195,19 @@ def size_anywhere(shape: str) -> int:
     return size(_MEMORY.sub("", shape))
 
 
-def size_of_values(shape: str) -> int:
-    """The bytes of the values of a shape, without the padding of tiles."""
-    return sum(values_sizes(shape))
-
-
 def values_sizes(shape: str) -> list[int]:
-    """The bytes of the values of each array of a shape."""
+    """The bytes of the values of each array of a shape, without the padding of tiles."""
     return [_array_size(*array[:2], "") for array in _ARRAY_AND_LAYOUT.findall(shape)]
+
+
+def result_bytes(collective: Instruction) -> int:
+    """The bytes of the values that a collective gives to this device."""
+    sizes = values_sizes(collective.shape)
+    if collective.opcode == "collective-permute-start":  # (operand, result, two contexts)
+        sizes = sizes[1:2]
+    elif collective.opcode in ("all-gather-start", "all-to-all-start"):  # (operands, results)
+        sizes = sizes[len(sizes) // 2 :]
+    return sum(sizes)
 
 
 def array_sizes(shape: str) -> list[int]:

@@ -19,16 +19,11 @@ import math
 import re
 from collections.abc import Mapping
 
-from engine.forecast import collectives as collectives_
-from engine.forecast import hlo, timing
+from engine.forecast import collectives, hlo, timing
 from engine.forecast.hlo import Computation, Computations, Instruction
 from engine.forecast.topology import Topology
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-COLLECTIVES = (
-    "all-reduce", "all-gather", "reduce-scatter",
-    "all-to-all", "collective-permute", "collective-broadcast",
-)  # fmt: skip
 _RUNS = {"while", "call", "conditional", "async-start"}  # their callees have cycles of their own
 _KERNEL = "tpu_custom_call"  # what a Pallas kernel becomes
 _RANDOM = "rng-bit-generator"
@@ -62,7 +57,7 @@ class Operation:
     # Bundles of instructions that a Pallas kernel issues; None if that is not known.
     bundles: int | None = None
     is_kernel: bool = False  # a Pallas kernel, or random bits of the chip
-    is_collective: bool = False
+    link_seconds: float = 0.0  # of a collective on the links, alone; `seconds` of it may be hidden
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,8 +65,7 @@ class Operations:
     """The operations of a program, without those that cost nothing."""
 
     all: tuple[Operation, ...]
-    # opcode: (how many, bytes of the values of their results) in all branches
-    collectives: dict[str, tuple[int, int]]
+    collectives: dict[str, tuple[float, float]]  # kind: (how many, bytes that a device sends)
     unknown_loops: int  # how many loops have an unknown number of trips; each counts once
 
 
@@ -84,24 +78,25 @@ def read(text: str, topology: Topology, bundles: Mapping[str, int | None]) -> Op
     computations, entry = hlo.parse_computations(text)
     places, unknown = hlo.Places(text), 0
     found: list[tuple[Operation, str]] = []
-    collectives: dict[str, tuple[int, int]] = {}
+    sums: dict[str, tuple[float, float]] = {}
     waiting = [(entry, 1, 1.0, True)]
     while waiting:
         name, times, chance, on_its_own = waiting.pop()
         inside = computations.get(name, {})
         for instruction in inside.values():
             if on_its_own:
+                cost = _cost(instruction, inside, computations, topology)
+                if sent := collectives.read(instruction, inside, computations, topology):
+                    cost = _with_links(cost, sent)
+                    count, size = sums.get(sent.kind, (0.0, 0.0))
+                    runs = chance * times
+                    sums[sent.kind] = count + runs, size + runs * sent.sent
                 fused = hlo.with_fused(instruction, computations)
                 kernel = next(filter(None, map(_kernel, fused)), "")
-                cost = _cost(instruction, inside, computations, topology)
-                if kernel or cost.cycles or cost.flops or cost.moved or cost.seconds:
+                if kernel or cost.cycles or cost.flops or cost.moved or cost.link_seconds:
                     place = places.of(instruction)
                     cost = dataclasses.replace(cost, times=chance * times, place=place)
                     found.append((cost, kernel))
-            opcode = instruction.opcode.removesuffix("-start")
-            if opcode in COLLECTIVES:
-                count, size = collectives.get(opcode, (0, 0))
-                collectives[opcode] = count + times, size + times * _result_bytes(instruction)
             trips: int | None = 1
             if instruction.opcode == "while":
                 trips = hlo.trips(instruction, computations)
@@ -111,7 +106,7 @@ def read(text: str, topology: Topology, bundles: Mapping[str, int | None]) -> Op
             waiting += [(one, times * (trips or 1), chance * of, runs_others) for one, of in called]
     equal = {kernel: bundles[cost.name] for cost, kernel in found if cost.name in bundles}
     operations = [_with_bundles(cost, kernel, bundles, equal, topology) for cost, kernel in found]
-    return Operations(tuple(operations), collectives, unknown)
+    return Operations(tuple(operations), sums, unknown)
 
 
 def _cost(
@@ -125,10 +120,7 @@ def _cost(
     products = flops(instruction, inside, computations)
     moved = bytes_moved(instruction, inside, computations)
     seconds = timing.operation_seconds(topology.chip, products, moved, cycles or 0)
-    is_collective = instruction.opcode.removesuffix("-start") in COLLECTIVES
-    if is_collective:
-        seconds = collectives_.seconds(instruction, topology)
-    elif instruction.opcode.endswith("-start"):  # a copy beside other work
+    if instruction.opcode.endswith("-start"):  # a copy beside other work
         seconds = 0.0
     return Operation(
         name=instruction.name,
@@ -140,8 +132,15 @@ def _cost(
         moved=moved,
         cycles=cycles,
         seconds=seconds,
-        is_collective=is_collective,
     )
+
+
+def _with_links(operation: Operation, sent: collectives.Collective) -> Operation:
+    """The operation with its time on the links; other work hides that of an asynchronous one."""
+    if sent.is_asynchronous:
+        return dataclasses.replace(operation, link_seconds=sent.seconds)
+    seconds = max(operation.seconds, sent.seconds)
+    return dataclasses.replace(operation, seconds=seconds, link_seconds=sent.seconds)
 
 
 def _with_bundles(
@@ -166,16 +165,6 @@ def _kernel(instruction: Instruction) -> str:
     match = _BODY.search(instruction.line)
     is_kernel = instruction.target == _KERNEL
     return (match[1] if match else instruction.name) if is_kernel else ""
-
-
-def _result_bytes(instruction: Instruction) -> int:
-    """Size of what a collective gives to this device."""
-    sizes = hlo.values_sizes(instruction.shape)
-    if instruction.opcode == "collective-permute-start":  # (operand, result, two contexts)
-        sizes = sizes[1:2]
-    elif instruction.opcode in ("all-gather-start", "all-to-all-start"):  # (operands, results)
-        sizes = sizes[len(sizes) // 2 :]
-    return sum(sizes)
 
 
 # FLOPs.

@@ -20,8 +20,7 @@ class Program:
     temporaries: int
     code: int
     operations: tuple[Operation, ...]
-    # opcode: (how many, bytes of the values of their results)
-    collectives: dict[str, tuple[int, int]]
+    collectives: dict[str, tuple[float, float]]  # kind: (how many, bytes that a device sends)
     unknown_loops: int  # how many loops have an unknown number of trips; each counts once
     compile_seconds: float
 
@@ -42,15 +41,16 @@ class Program:
 
     @property
     def seconds(self) -> float:
-        """The forecast of its time, by `timing`; the collectives run after all other work."""
-        return sum(operation.times * operation.seconds for operation in self.operations)
+        """The forecast of its time; collectives that run beside other work are hidden by it."""
+        work = sum(operation.times * operation.seconds for operation in self.operations)
+        return max(work, self.limits["links"])
 
     @property
     def limits(self) -> dict[str, float]:
         """The seconds that its FLOPs, its bytes and its collectives need at the published rates."""
         compute, memory = timing.limits(self.topology.chip, self.flops, self.moved)
-        sent = [x.times * x.seconds for x in self.operations if x.is_collective]
-        return {"compute": compute, "HBM": memory, "links": sum(sent)}
+        links = sum(x.times * x.link_seconds for x in self.operations)
+        return {"compute": compute, "HBM": memory, "links": links}
 
     @property
     def bound(self) -> str:

@@ -6,6 +6,11 @@ one at which the chip's matrix units reach that peak (v2 2, v3 4, v4 8, v5e 4 an
 price on demand in the United States, as of 2025 as far as we know; not verified. The price of tpu7x
 is missing: no page of Google's that we could read in November 2026 had it.
 
+Links: of v5e, v5p, v6e and tpu7x, Google's pages (what all links of a chip carry both ways,
+divided by twice their number); of v4, the table in the chapter "TPUs" of the scaling book
+(jax-ml.github.io/scaling-book), 10 % less than Jouppi et al. 2023; of v2 and v3, Jouppi et al. 2020
+(496 and 656 Gbit/s), not verified: the book has 100 GB/s for v3.
+
 vCPUs by machine: Google's pages "Plan TPUs in GKE" and "TPU v5e", "TPU v5p", "TPU v6e" and "TPU7x"
 of Cloud TPU's documentation; the numbers of v2, v3 and v4 are not verified.
 """
@@ -31,6 +36,7 @@ class Chip:
     peak: float  # bfloat16 FLOP/s per chip (peak FLOPs)
     memory: float  # HBM size, bytes per chip; the compiler says whether a step fits
     bandwidth: float  # of the HBM, bytes/s per chip
+    link: float  # bytes/s of one link to a neighbouring chip, in one direction
     price: float  # US dollars per hour and chip; nan where it is not known
     sizes: tuple[int, ...]  # the numbers in its accelerator types
 
@@ -38,20 +44,24 @@ class Chip:
 _POD = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 _LITE = (1, 4, 8, 16, 32, 64, 128, 256)
 _GIB = 2.0**30
+# fmt: off
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip(
-            "v2", "v2", True, 2, 2, 0.70e9, 46e12, 16 * _GIB, 0.70e12, 1.125, (8, 32, 128, 256, 512)
-        ),
-        Chip("v3", "v3", True, 2, 2, 0.94e9, 123e12, 32 * _GIB, 0.90e12, 2.00, (8, *_POD[2:9])),
-        Chip("v4", "v4", True, 3, 1, 1.05e9, 275e12, 32 * _GIB, 1.20e12, 3.22, _POD),
-        Chip("v5e", "v5litepod", False, 2, 1, 1.50e9, 197e12, 16 * _GIB, 0.82e12, 1.20, _LITE),
-        Chip("v5p", "v5p", True, 3, 1, 1.75e9, 459e12, 95 * _GIB, 2.77e12, 4.20, _POD),
-        Chip("v6e", "v6e", False, 2, 1, 1.75e9, 918e12, 32 * _GIB, 1.64e12, 2.70, _LITE),
-        Chip("tpu7x", "tpu7x", True, 3, 2, 2.20e9, 2307e12, 192 * _GIB, 7.38e12, math.nan, _POD),
+        Chip("v2", "v2", True, 2, 2, 0.70e9, 46e12, 16 * _GIB, 0.70e12, 62e9, 1.125,
+             (8, 32, 128, 256, 512)),
+        Chip("v3", "v3", True, 2, 2, 0.94e9, 123e12, 32 * _GIB, 0.90e12, 82e9, 2.00,
+             (8, *_POD[2:9])),
+        Chip("v4", "v4", True, 3, 1, 1.05e9, 275e12, 32 * _GIB, 1.20e12, 45e9, 3.22, _POD),
+        Chip("v5e", "v5litepod", False, 2, 1, 1.50e9, 197e12, 16 * _GIB, 0.82e12, 50e9, 1.20,
+             _LITE),
+        Chip("v5p", "v5p", True, 3, 1, 1.75e9, 459e12, 95 * _GIB, 2.77e12, 100e9, 4.20, _POD),
+        Chip("v6e", "v6e", False, 2, 1, 1.75e9, 918e12, 32 * _GIB, 1.64e12, 100e9, 2.70, _LITE),
+        Chip("tpu7x", "tpu7x", True, 3, 2, 2.20e9, 2307e12, 192 * _GIB, 7.38e12, 100e9, math.nan,
+             _POD),
     )
 }
+# fmt: on
 # What jax calls the chips.
 _KINDS = {
     "TPU v2": "v2",

@@ -34,7 +34,7 @@ TRAIN = Program(
     operations=(
         operation(0.12, flops=3_083_600_000_000, moved=30_000_000_000),
         operation(0.009, scopes="b", times=2.0, moved=2_300_000_000),
-        operation(0.002, opcode="all-reduce", is_collective=True),
+        operation(0.002, opcode="all-reduce", link_seconds=0.002),
     ),
     collectives={"all-reduce": (3, 102_425_264)},
     unknown_loops=0,
