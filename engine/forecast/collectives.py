@@ -8,8 +8,9 @@ links across the middle of the longest axis, a permute by the link that most of 
 The two profiles that the book shows, an all-gather of 34 MB and of 131 kB over 4 chips of v5e, took
 1.3 and 1.6 times the estimate.
 
-The compiler of TPUs writes how many rings it uses, and wraps collectives in fusions: an all-reduce
-of which each device keeps a part, or an all-gather in pieces, between other operations.
+The compiler of TPUs writes how many rings it uses. It wraps collectives: in a fusion, an all-reduce
+of which each device keeps a part, or an all-gather in pieces beside other operations (v5e); in a
+call that runs on the SparseCore (tpu7x).
 
 Left out: traffic of other collectives at the same time, twisted tori, links between slices.
 """
@@ -26,6 +27,7 @@ import numpy as np
 from engine.forecast import hlo
 from engine.forecast.topology import Topology
 
+_WRAPPERS = ("fusion", "async-start", "call-start")
 _HOP = 1e-6  # seconds; the scaling book: "typically around 1us"
 _FULL = {"v2": 16, "v3": 32, "v5e": 16, "v6e": 16}  # sides of the pods; only these are joined
 
@@ -60,12 +62,13 @@ def read(
 ) -> Collective | None:
     """The collective that an instruction of the computation `inside` runs; None if it runs none.
 
-    Each counts once, with the instruction that starts it. `coordinates` are those of the devices
+    Each counts once, with the instruction that starts it: not again with those of the computations
+    that a fusion or an asynchronous start calls. `coordinates` are those of the devices
     in the order of the program's device assignment, `(*device.coords, device.core_on_chip)`; by
     default, the order in which jax lists the devices of the slice.
     """
     inner, body = instruction, {}
-    if instruction.opcode in ("fusion", "async-start") and instruction.called:
+    if instruction.opcode in _WRAPPERS and instruction.called:
         body = computations.get(instruction.called[0], {})
         inner = next((x for x in body.values() if _kind(x) in hlo.COLLECTIVES), instruction)
     kind = _kind(inner)

@@ -148,6 +148,18 @@ def test_asynchronous_with_work_between(between: str) -> None:
     assert found.is_asynchronous == bool(between) and found.sent == 32
 
 
+@pytest.mark.parametrize("opcode, key", [("call-start", "to_apply"), ("async-start", "calls")])
+def test_asynchronous_call(opcode: str, key: str) -> None:
+    body = """%called (p: f32[8]) -> f32[64] {
+  ROOT %g = f32[64]{0} all-gather(%p), replica_groups=[1,8]<=[8], dimensions={0}
+}"""
+    lines = f"""%s = ((f32[8]{{0}}), f32[64]{{0}}) {opcode}(%x), {key}=%called
+  %y = f32[8] add(%x, %x), "estimated_cycles":"9"
+  %d = f32[64]{{0}} {opcode.replace("start", "done")}(%s)"""
+    (found,) = read(lines, V5E, body)
+    assert found.is_asynchronous and found.kind == "all-gather" and found.sent == 7 * 32
+
+
 def test_other_instructions_are_none() -> None:
     assert not read("%r = f32[8] add(%x, %x)", V5E)
 
