@@ -49,14 +49,14 @@ class Compiled:
 def compiled_facts(lowered: Any, topology: Topology, say: Callable[[str], None]) -> Compiled:
     """Compiles a program that jax has lowered for a slice, or takes the facts from the folder.
 
-    `say` gets what the user waits for: "probably 20 s to 2 min", or "as it was compiled before".
+    `say` gets what a user waits for: "probably 20 s to 2 min", "done before, the result is kept".
     """
     folder = os.path.expanduser(FOLDER)
     path = os.path.join(folder, f"{_key(lowered, topology)}.json.gz")
     with contextlib.suppress(OSError, EOFError, ValueError, TypeError, RecursionError):
         with gzip.open(path, "rt", encoding="utf-8") as file:
             facts = Compiled(**json.load(file))
-        say("as it was compiled before")
+        say("done before, the result is kept")
         return facts
     size = len(lowered.as_text())
     low, high, why = expected_seconds(size, topology.chip.name, _past(folder))

@@ -21,6 +21,7 @@ from engine.forecast import cache, kernels, worker
 from engine.forecast._stand_in import CALIBRATED, Operation, Program, error_of, error_source
 from engine.forecast.topology import Topology, parse_slices
 
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _WORKER = "engine.forecast"  # its __main__.py
 Interval = tuple[float, float]  # (least, most)
 
@@ -233,7 +234,10 @@ def forecasts(
 def _one(
     target: tuple[str, str], topology: Topology, examples: int | None, chip_price: float | None
 ) -> Forecast:
-    request = Request(target, topology.name, sys.path[:], os.getcwd())
+    here = os.getcwd()
+    # Without this repository, whose packages would hide folders of the same names.
+    path = [one for one in sys.path if one not in ("", here, _ROOT, os.path.join(_ROOT, "scripts"))]
+    request = Request(target, topology.name, [here, *path], here)
     try:
         answer = worker.ask(_WORKER, request, topology.name)
         if isinstance(answer, Answer) and answer.has_kernels:

@@ -7,6 +7,7 @@ only what is lowered is for the TPUs of the slice.
 import contextlib
 import functools
 import importlib
+import importlib.machinery
 import importlib.util
 import inspect
 import math
@@ -32,7 +33,7 @@ from engine.forecast.forecasts import Answer, Request
 from engine.forecast.topology import parse_slices
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-_OURS = ("benchmarks", "commands", "common", "configs", "engine", "scripts")
+_OURS = ("common", "engine")
 # Code that is not the user's: a message should name a line of the code that calls it.
 _LIBRARIES = (
     *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
@@ -60,7 +61,8 @@ def _world(devices: Sequence[Any], path: Sequence[str]) -> Iterator[None]:
 
     A folder of the user's may have the name of a package here, such as `common`.
     """
-    ours = {name: one for name, one in sys.modules.items() if name.split(".")[0] in _OURS}
+    theirs = [name for name in _OURS if importlib.machinery.PathFinder.find_spec(name, path)]
+    ours = {name: one for name, one in sys.modules.items() if name.split(".")[0] in theirs}
     for name in ours:
         del sys.modules[name]
     before, sys.path[:] = sys.path[:], path
@@ -86,7 +88,7 @@ def _world(devices: Sequence[Any], path: Sequence[str]) -> Iterator[None]:
             yield
     finally:
         sys.path[:] = before
-        for name in [name for name in sys.modules if name.split(".")[0] in _OURS]:
+        for name in [name for name in sys.modules if name.split(".")[0] in theirs]:
             del sys.modules[name]
         sys.modules.update(ours)
 
@@ -149,29 +151,31 @@ def _load(target: tuple[str, str]) -> Any:
 
 def lower(made: Any, devices: Sequence[Any]) -> Any:
     """Lowers what `make` returned for devices of the slice; `jax.stages.Lowered`."""
-    if isinstance(made, jax.stages.Lowered):
+    if isinstance(made, jax.stages.Lowered):  # already done
         return made
     if not isinstance(made, tuple) or len(made) != 2 or not callable(made[0]):
         raise ProgramError(
-            f"make must return (function, arguments), not {_described(made)}: "
+            f"it must return (function, arguments), not {_described(made)}: "
             "return step, (state, batch)"
         )
     function, arguments = made
     if not isinstance(arguments, tuple):
         raise ProgramError(
-            "the second value that make returns must be a tuple with one item for each argument "
+            "the second value that it returns must be a tuple with one item for each argument "
             f"of the function, not {_described(arguments)}: return step, (state, batch)"
         )
     arguments = jax.tree_util.tree_map_with_path(
         functools.partial(_abstract, devices[0].platform), arguments
     )
-    if not hasattr(function, "lower"):
-        function, arguments = _jitted(function, arguments)
+    if not hasattr(function, "trace"):  # equinox's jitted functions trace arrays alone, not shapes
+        wrapped = hasattr(function, "lower") and hasattr(function, "__wrapped__")
+        function = _jitted(function.__wrapped__ if wrapped else function, arguments)
+        arguments = jax.tree.map(lambda leaf: leaf if _is_array(leaf) else None, arguments)
     # Tracing may compute constants, on the CPU; lowering asks for which device the program is.
-    traced = function.trace(*arguments) if hasattr(function, "trace") else None
+    traced = function.trace(*arguments)
     with jax.default_device(devices[0]):
-        lowered = traced.lower() if traced else function.lower(*arguments)
-    return getattr(lowered, "lowered", lowered)  # equinox wraps jax's
+        lowered = traced.lower()
+    return getattr(lowered, "lowered", lowered)  # flax's nnx wraps jax's
 
 
 def _described(value: Any) -> str:
@@ -196,23 +200,26 @@ def _abstract(platform: str, path: Any, leaf: Any) -> Any:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where, **options)
 
 
-def _jitted(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, Any]:
-    """A plain function under `jax.jit`; what is no array among its arguments is constant."""
-    leaves, tree = jax.tree.flatten(arguments)
+def _jitted(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """A plain function under `jax.jit`.
+
+    Its arguments are None where `arguments` have something that is no array, which is constant.
+    """
+    leaves, tree = jax.tree.flatten(arguments, is_leaf=_is_none)
     if all(map(_is_array, leaves)):
-        return jax.jit(function), arguments
+        return jax.jit(function)
 
     @functools.wraps(function)
-    def on_arrays(*arrays: Any) -> list[Any]:
-        given = iter(arrays)
-        all_ = [next(given) if _is_array(leaf) else leaf for leaf in leaves]
-        results = jax.tree.leaves(function(*jax.tree.unflatten(tree, all_)))
-        return [one for one in results if _is_array(one)]
+    def with_constants(*given: Any) -> list[Any]:
+        arrays = jax.tree.leaves(given, is_leaf=_is_none)
+        both = [a if a is not None else leaf for a, leaf in zip(arrays, leaves, strict=True)]
+        return [*filter(_is_array, jax.tree.leaves(function(*jax.tree.unflatten(tree, both))))]
 
-    on_arrays.__signature__ = inspect.Signature(  # pyright: ignore[reportFunctionMemberAccess]
-        [inspect.Parameter("arrays", inspect.Parameter.VAR_POSITIONAL)]
-    )
-    return jax.jit(on_arrays), tuple(filter(_is_array, leaves))
+    return jax.jit(with_constants)
+
+
+def _is_none(leaf: Any) -> bool:
+    return leaf is None
 
 
 def _is_array(leaf: Any) -> bool:
@@ -259,7 +266,7 @@ def answer(request: Request, say: Callable[[str], None]) -> Answer:
     except (RuntimeError, ValueError, OSError) as error:
         return Answer(error=f"libtpu cannot describe {topology.name}: {one_line(error)}")
     try:
-        say("tracing the program")
+        say(f"tracing the program{' again, for its kernels' * request.with_kernels}")
         lowered = _lowered(request, devices)
     except ProgramError as error:
         return Answer(error=str(error))
@@ -272,11 +279,11 @@ def answer(request: Request, say: Callable[[str], None]) -> Answer:
     with contextlib.suppress(Exception):  # a stranger's tree: names are no reason to fail
         found = found._replace(arguments=argument_bytes(lowered))
     try:
-        program = compile_program(lowered, topology, lambda text: say(f"compiling, {text}"))
+        program = compile_program(lowered, topology, lambda text: say(f"compiling ({text})"))
         return found._replace(program=program, fits=True)
     except Exception as error:
         text, fits = worker.refusal(error, "the program")
-        return found._replace(error=_ADVICE.sub("", text), fits=fits)
+        return found._replace(error=_ADVICE.sub("", text) + _place(error), fits=fits)
 
 
 def _lowered(request: Request, devices: Sequence[Any]) -> Any:
@@ -291,30 +298,38 @@ def _lowered(request: Request, devices: Sequence[Any]) -> Any:
             made = make(list(devices))
             doing = "tracing its function"
             lowered = lower(made, devices)
-    except UserError:
+    except ProgramError as error:
+        raise ProgramError(f"{name}: {error}") from error
+    except ConfigError:
         raise
     except (Exception, SystemExit) as error:
+        if doing.startswith("importing"):  # for all slices alike
+            raise ConfigError(_said(error, doing), INVALID) from error
         raise ProgramError(_said(error, doing)) from error
     others = {device.platform for device in placement(lowered)} - {devices[0].platform}
     if others or not placement(lowered):
         raise ProgramError(
             f"the program is for this machine's {', '.join(others) or 'CPU'}, not for the slice: "
-            "build its meshes and shardings of the devices that make gets"
+            f"build its meshes and shardings of the devices that {name} gets"
         )
     return lowered
 
 
 def _said(error: BaseException, doing: str) -> str:
     """An exception of the user's code, with the line of it, in one line."""
+    text = _ADVICE.sub("", one_line(error))
+    if _NO_DEVICE.search(str(error)):
+        text = f"{_SHAPES} ({text})"
+    return f"{doing} raised {type(error).__name__}{_place(error)}: {text}"
+
+
+def _place(error: BaseException) -> str:
+    """ " at file.py:12": the last line of the user's code that led to an exception."""
     frames = traceback.extract_tb(error.__traceback__)
     places = [f"{f.filename}:{f.lineno}" for f in frames if not f.filename.startswith(_LIBRARIES)]
     if isinstance(error, SyntaxError) and error.filename:
         places = [f"{error.filename}:{error.lineno}"]
-    place = f" at {os.path.relpath(places[-1])}" if places else ""
-    text = _ADVICE.sub("", one_line(error))
-    if _NO_DEVICE.search(str(error)):
-        text = f"{_SHAPES} ({text})"
-    return f"{doing} raised {type(error).__name__}{place}: {text}"
+    return f" at {os.path.relpath(places[-1])}" if places else ""
 
 
 def work(connection: Connection) -> None:

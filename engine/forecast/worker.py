@@ -37,7 +37,11 @@ _ON_CHIP = re.compile(r"\b[vs]mem\b", re.IGNORECASE)
 _ALLOCATION = re.compile(
     r"^\s*\d+\. Size: (\S+)\s*\n(?:\s*Operator: .*?op_name=\"([^\"]*)\")?", re.M
 )
-_MARKS = "@", "***", "PC:", "=== ", "https://symbolize", "learning/"
+# In lines that libtpu always writes: of its signal handler, its stack trace, a missing TPU VM.
+_NOISE = re.compile(
+    r"^(@|\*\*\*|PC:|=== |https://symbolize|learning/)| RAW: "
+    r"|TPU_WORKER_HOSTNAMES|TPU_ACCELERATOR_TYPE|Logging before InitGoogle"
+)
 
 
 class CompilerDied(UserError):
@@ -89,14 +93,11 @@ def _child(noise: IO[bytes], module: str) -> Iterator[tuple[subprocess.Popen[byt
 
 
 def _last_line(noise: IO[bytes]) -> str:
-    """The last message in the output of a dead compiler, after a colon; "" without any.
-
-    Lines of the signal handler (RAW) and of the stack trace do not count.
-    """
+    """The last message in the output of a dead compiler, after a colon; "" without any."""
     noise.seek(0)
     lines = noise.read().decode(errors="replace").splitlines()
-    lines = [" ".join(line.split()) for line in lines if line.strip() and " RAW: " not in line]
-    lines = [line for line in lines if not line.startswith(_MARKS)]
+    lines = [" ".join(line.split()) for line in lines if line.strip()]
+    lines = [line for line in lines if not _NOISE.search(line)]
     return f": {lines[-1][:200]}" if lines else ""
 
 
