@@ -4,7 +4,8 @@
 
 `make` is a function of yours: make(devices) returns (function, arguments). The function is jitted
 or not. The arguments are a tuple of arrays, or of jax.ShapeDtypeStruct, or of trees of them, with
-shardings over these devices or without. Instead, give path/to/file.py:make, or a StableHLO file.
+shardings over these devices or without. If their number of examples depends on the devices, return
+it as a third value. Instead, give path/to/file.py:make, or a StableHLO file.
 
 Needs jax and libtpu, in the Python environment of your program, and no TPU. From any folder this
 works, too: python path/to/this/repository/scripts/forecast.py my_module:make
@@ -78,17 +79,17 @@ def text(one: Forecast) -> str:
     if program.largest:
         lines.append(f"    largest buffers: {_sizes(program.largest)}")
     lines += [
-        f"  time: {1e3 * one.seconds:.4g} ms a call, {_interval(one.seconds_interval, 1e3)} "
-        f"({one.error_source})",
-        f"  bound by {program.bound}: {program.flops / 1e12:.4g} TFLOP and "
-        f"{program.moved / 1e9:.4g} GB of HBM traffic on each device",
+        f"  time: {_number(1e3 * one.seconds)} ms a call "
+        f"({_interval(one.seconds_interval, 1e3)}: {one.error_source})",
+        f"  bound by {program.bound}: {_number(program.flops / 1e12)} TFLOP and "
+        f"{_number(program.moved / 1e9)} GB of HBM traffic on each device",
     ]
     if program.collectives:
         moved = ", ".join(
-            f"{number} {name} of {size / 1e6:.4g} MB"
+            f"{number} {name} of {_number(size / 1e6)} MB"
             for name, (number, size) in program.collectives.items()
         )
-        lines.append(f"  collectives: {1e3 * program.collective_seconds:.4g} ms: {moved}")
+        lines.append(f"  collectives: {_number(1e3 * program.collective_seconds)} ms: {moved}")
     lines.append(f"  price: {_price(one)}")
     lines += [f"  {note}" for note in _notes(one)]
     return "\n".join([*lines, *_operations(one)])
@@ -103,13 +104,17 @@ def _sizes(buffers: Iterable[tuple[str, int]], most: int = 4) -> str:
 def _size(size: float) -> str:
     for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
         if size >= 0.1 * 1024**power:
-            return f"{size / 1024**power:,.3g} {unit}"
+            return f"{_number(size / 1024**power)} {unit}"
     return f"{size:.0f} bytes"
 
 
 def _interval(interval: tuple[float, float], unit: float = 1) -> str:
-    low, high = interval
-    return f"{low * unit:.4g} to {high * unit:.4g}"
+    return " to ".join(_number(value * unit) for value in interval)
+
+
+def _number(value: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _price(one: Forecast) -> str:
@@ -119,10 +124,10 @@ def _price(one: Forecast) -> str:
     if not one.examples:
         return price
     rate, dollars = one.examples_per_second, one.dollars_per_million
-    low, high = (one.examples / seconds for seconds in reversed(one.seconds_interval))
     return (
-        f"{price}; {rate:,.0f} examples/s, {low:,.0f} to {high:,.0f}; {dollars:,.4g} USD for a "
-        f"million, {_interval(one.interval_of(dollars))}"
+        f"{price}; at {one.examples:,} examples a call {_number(rate)} examples/s "
+        f"({_interval(one.rate_interval)}) and {_number(dollars)} USD for a million "
+        f"({_interval(one.interval_of(dollars))})"
     )
 
 
@@ -150,7 +155,7 @@ def _operations(one: Forecast) -> list[str]:
         spent = each.times * each.seconds
         share = f"{spent / one.seconds:.1%}" if one.seconds else "?"
         rows.append(
-            (share, f"{1e3 * spent:.4g}", f"{each.times:g}", each.name, each.place, each.scopes)
+            (share, _number(1e3 * spent), f"{each.times:g}", each.name, each.place, each.scopes)
         )
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     shown = []

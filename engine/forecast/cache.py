@@ -101,7 +101,7 @@ def _key(lowered: Any, topology: Topology) -> str:
         [topology.name, topology.options],
         os.environ.get("LIBTPU_INIT_ARGS", "").replace(folder, ""),
         os.environ.get("XLA_FLAGS", ""),
-        sorted((name, str(value)) for name, value in settings.values.items()),
+        sorted((name, str(x)) for name, x in settings.values.items() if "cache" not in name),
         [versions(), _READER],
     ]
     key = hashlib.sha256()
@@ -134,9 +134,13 @@ def _write(path: str, facts: Compiled) -> None:
 
 def _past(folder: str) -> list[dict[str, Any]]:
     """The latest compilations on this machine: chip, size in bytes, seconds."""
+    rows = []
     with contextlib.suppress(OSError, ValueError), open(os.path.join(folder, _HISTORY)) as file:
-        return [json.loads(line) for line in file.read().splitlines()[-200:]]
-    return []
+        for line in file.read().splitlines()[-200:]:
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # half of a line
+                row = json.loads(line)
+                rows.append({name: row[name] for name in ("chip", "size", "seconds")})
+    return rows
 
 
 def expected_seconds(

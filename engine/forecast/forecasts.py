@@ -43,6 +43,7 @@ class Answer(NamedTuple):
     used: int = 0  # devices of the slice that the program runs on
     arguments: tuple[tuple[str, int], ...] = ()  # (name, bytes on a device), the largest first
     callbacks: int = 0  # calls of Python on the host
+    examples: int | None = None  # in one call, if the program says it
     error: str = ""
     fits: bool | None = None
     has_kernels: bool = False  # without `with_kernels`: start again
@@ -103,6 +104,12 @@ class Forecast:
         return (self.examples or math.nan) / self.seconds
 
     @property
+    def rate_interval(self) -> Interval:
+        """The interval of the examples per second."""
+        least, most = error_of(self.topology.chip)
+        return self.examples_per_second / most, self.examples_per_second / least
+
+    @property
     def dollars_per_million(self) -> float:
         """US dollars for a million examples."""
         return 1e6 * self.price / 3600 / self.examples_per_second
@@ -128,8 +135,8 @@ class Forecast:
             "dollars_per_hour": self.price,
         }
         if program:
-            rates = self.examples_per_second, self.dollars_per_million
-            rate, dollars = (None, None) if self.examples is None else rates
+            rate, dollars = self.examples_per_second, self.dollars_per_million
+            rates, prices = self.rate_interval, self.interval_of(dollars)
             least, most = self.seconds_interval
             found |= {
                 "memory": program.memory,
@@ -155,11 +162,11 @@ class Forecast:
                 "unknown_loops": program.unknown_loops,
                 "examples": self.examples,
                 "examples_per_second": rate,
-                "examples_per_second_least": rate and self.examples and self.examples / most,
-                "examples_per_second_most": rate and self.examples and self.examples / least,
+                "examples_per_second_least": rates[0],
+                "examples_per_second_most": rates[1],
                 "dollars_per_million": dollars,
-                "dollars_per_million_least": dollars and self.interval_of(dollars)[0],
-                "dollars_per_million_most": dollars and self.interval_of(dollars)[1],
+                "dollars_per_million_least": prices[0],
+                "dollars_per_million_most": prices[1],
                 "compile_seconds": program.compile_seconds,
             }
         found |= {"versions": cache.versions(), "calibrated": CALIBRATED}
@@ -194,9 +201,10 @@ def forecast(
       program: a function `make`, or where it is: "module:make" or "path/to/file.py:make". Called
         with the list of the slice's devices, it returns (function, arguments): a function, jitted
         or not, and the tuple of its arguments, trees of arrays or of `jax.ShapeDtypeStruct`, with
-        shardings over these devices or without. Or the path of a StableHLO file.
+        shardings over these devices or without. A third value may be the number of examples. Or
+        the path of a StableHLO file: `lowered.as_text()`, its bytecode, or what jax.export writes.
       tpu: the slices, such as "v5e-8, v4:2x2x1".
-      examples: how many examples one call of the function works on.
+      examples: how many examples one call of the function works on, on each slice.
       chip_hour_price: US dollars for an hour of one chip; None is Google's list price.
 
     Returns:
@@ -251,7 +259,7 @@ def _one(
     return Forecast(
         topology=topology,
         price=price * topology.chips,
-        examples=examples,
+        examples=examples or answer.examples,
         used=answer.used,
         fits=answer.fits,
         error=answer.error,

@@ -149,16 +149,25 @@ def _load(target: tuple[str, str]) -> Any:
 # Lowering.
 
 
-def lower(made: Any, devices: Sequence[Any]) -> Any:
-    """Lowers what `make` returned for devices of the slice; `jax.stages.Lowered`."""
+def lower(made: Any, devices: Sequence[Any]) -> tuple[Any, int | None]:
+    """Lowers what `make` returned, for devices of the slice.
+
+    Returns a `jax.stages.Lowered`, and how many examples a call has, if `make` says it.
+    """
     if isinstance(made, jax.stages.Lowered):  # already done
-        return made
-    if not isinstance(made, tuple) or len(made) != 2 or not callable(made[0]):
+        return made, None
+    if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):
         raise ProgramError(
             f"it must return (function, arguments), not {_described(made)}: "
             "return step, (state, batch)"
         )
-    function, arguments = made
+    function, arguments, *rest = made
+    examples = rest[0] if rest else None
+    if examples is not None and (not isinstance(examples, int) or examples < 1):
+        raise ProgramError(
+            "the third value that it returns, if any, must be the number of examples in a call, "
+            f"not {_described(examples)}"
+        )
     if not isinstance(arguments, tuple):
         raise ProgramError(
             "the second value that it returns must be a tuple with one item for each argument "
@@ -175,7 +184,7 @@ def lower(made: Any, devices: Sequence[Any]) -> Any:
     traced = function.trace(*arguments)
     with jax.default_device(devices[0]):
         lowered = traced.lower()
-    return getattr(lowered, "lowered", lowered)  # flax's nnx wraps jax's
+    return getattr(lowered, "lowered", lowered), examples  # flax's nnx wraps jax's
 
 
 def _described(value: Any) -> str:
@@ -258,6 +267,10 @@ def answer(request: Request, say: Callable[[str], None]) -> Answer:
     """Compiles a program for a slice in this process, which libtpu may crash."""
     (topology,) = parse_slices(request.topology)
     os.chdir(request.folder)
+    with contextlib.suppress(ImportError, AttributeError):  # no line of this file is the user's
+        from jax._src import source_info_util
+
+        source_info_util.register_exclusion(os.path.dirname(os.path.abspath(__file__)))
     try:
         if request.with_kernels:
             kernels.ask_for_bundles()  # before libtpu is loaded
@@ -267,7 +280,7 @@ def answer(request: Request, say: Callable[[str], None]) -> Answer:
         return Answer(error=f"libtpu cannot describe {topology.name}: {one_line(error)}")
     try:
         say(f"tracing the program{' again, for its kernels' * request.with_kernels}")
-        lowered = _lowered(request, devices)
+        lowered, examples = _lowered(request, devices)
     except ProgramError as error:
         return Answer(error=str(error))
     text = lowered.as_text()
@@ -275,7 +288,7 @@ def answer(request: Request, say: Callable[[str], None]) -> Answer:
     if has_kernels and not request.with_kernels:
         return Answer(has_kernels=True)
     callbacks = len(re.findall(r"stablehlo\.recv|_python_\w*callback", text))
-    found = Answer(used=len(placement(lowered)), callbacks=callbacks)
+    found = Answer(used=len(placement(lowered)), callbacks=callbacks, examples=examples)
     with contextlib.suppress(Exception):  # a stranger's tree: names are no reason to fail
         found = found._replace(arguments=argument_bytes(lowered))
     try:
@@ -283,13 +296,14 @@ def answer(request: Request, say: Callable[[str], None]) -> Answer:
         return found._replace(program=program, fits=True)
     except Exception as error:
         text, fits = worker.refusal(error, "the program")
-        return found._replace(error=_ADVICE.sub("", text) + _place(error), fits=fits)
+        place = "" if isinstance(error, jax.errors.JaxRuntimeError) else _place(error)  # a kernel
+        return found._replace(error=f"{_ADVICE.sub('', text)}{place}", fits=fits)
 
 
-def _lowered(request: Request, devices: Sequence[Any]) -> Any:
+def _lowered(request: Request, devices: Sequence[Any]) -> tuple[Any, int | None]:
     where, name = request.target
     if not name:
-        return stablehlo.read(where, devices)
+        return stablehlo.read(where, devices), None
     doing = f"importing {where}"
     try:
         with _world(devices, request.path):
@@ -297,7 +311,7 @@ def _lowered(request: Request, devices: Sequence[Any]) -> Any:
             doing = f"{name}(devices)"
             made = make(list(devices))
             doing = "tracing its function"
-            lowered = lower(made, devices)
+            lowered, examples = lower(made, devices)
     except ProgramError as error:
         raise ProgramError(f"{name}: {error}") from error
     except ConfigError:
@@ -312,7 +326,7 @@ def _lowered(request: Request, devices: Sequence[Any]) -> Any:
             f"the program is for this machine's {', '.join(others) or 'CPU'}, not for the slice: "
             f"build its meshes and shardings of the devices that {name} gets"
         )
-    return lowered
+    return lowered, examples
 
 
 def _said(error: BaseException, doing: str) -> str:

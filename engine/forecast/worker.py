@@ -25,9 +25,11 @@ _CHILD = [sys.executable, "-m"]  # and a module
 # With an unlimited stack Linux uses its legacy memory layout, in which libtpu 0.0.42.1 does not
 # crash on train steps for v6e. Where the limit cannot be raised, the default layout is used.
 _OLD_LAYOUT = ["sh", "-c", 'ulimit -s unlimited 2>/dev/null; exec "$@"', "sh"]
-# The last variable allows compilation while another process uses this machine's TPU.
+# The last variable allows compilation while another process uses this machine's TPU. What jax kept
+# of a program has no lines of its code, and libtpu writes nothing of its kernels.
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
+    "JAX_ENABLE_COMPILATION_CACHE": "false",
     "TPU_SKIP_MDS_QUERY": "1",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
