@@ -68,9 +68,9 @@ class Module:
 
     def __init__(self, path: str, data: bytes, devices: Sequence[Any]):
         try:
-            with mlir.make_ir_context():
+            with mlir.make_ir_context() as context:
                 if _PORTABLE in data[:64]:
-                    self._module = stablehlo.deserialize_portable_artifact(ir.Context.current, data)
+                    self._module = stablehlo.deserialize_portable_artifact(context, data)
                 else:
                     self._module = ir.Module.parse(data)
                 attributes = self._module.operation.attributes

@@ -287,7 +287,9 @@ def answer(request: Request, say: Callable[[str], None]) -> Answer:
     has_kernels = "tpu_custom_call" in text
     if has_kernels and not request.with_kernels:
         return Answer(has_kernels=True)
-    callbacks = len(re.findall(r"stablehlo\.recv|_python_\w*callback", text))
+    callbacks = len(
+        re.findall(r"stablehlo\.send\b[^\n]*is_host_transfer = true|_python_\w*callback", text)
+    )
     found = Answer(used=len(placement(lowered)), callbacks=callbacks, examples=examples)
     with contextlib.suppress(Exception):  # a stranger's tree: names are no reason to fail
         found = found._replace(arguments=argument_bytes(lowered))

@@ -226,7 +226,8 @@ X = jax.ShapeDtypeStruct((8, 8), jnp.float32)
 def test_an_answer(tmp_path):
     code = f"{HEAD}def make(devices): return (lambda a: a @ a), (X,), 8 * len(devices)"
     found = answer(tmp_path, code)
-    assert found == Answer("a program", 1, (("a", 256),), 0, 64, "", True)
+    assert found.program == "a program" and found.fits is True and found.error == ""
+    assert (found.used, found.arguments, found.examples) == (1, (("a", 256),), 64)
 
 
 @pytest.mark.usefixtures("slice_of_this_machine")
