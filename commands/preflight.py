@@ -1,24 +1,17 @@
 """--mode=preflight: compiles a run's steps for TPU slices, without a TPU, and says if they fit.
 
-libtpu compiles for any slice. It may crash, and it writes to the terminal. Every slice therefore
-has a separate process, which runs this file as a program.
+libtpu compiles for any slice. Every slice has a separate process (`engine.forecast.worker`), which
+runs this file as a program.
 """
 
-import contextlib
 import dataclasses
 import importlib.util
 import json
-import multiprocessing
-import os
-import signal
-import subprocess
 import sys
-import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import IO, Any
+from typing import Any
 
 import jax
 import ml_collections
@@ -35,20 +28,9 @@ from engine.forecast.estimates import Job, Outcome, Stage
 from engine.forecast.flops import count_flops
 from engine.forecast.program import combine, compile_program
 from engine.forecast.topology import Topology
+from engine.forecast.worker import CompilerDied, ask, receive, refusal, say
 from engine.plan import Plan, Programs, Settings, make_plan, read_settings
 
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_CHILD = [sys.executable, "-m"]  # and a module that calls `work`
-_FULL = "RESOURCE_EXHAUSTED: "
-# With an unlimited stack Linux uses its legacy memory layout, in which libtpu 0.0.42.1 does not
-# crash on train steps for v6e. Where the limit cannot be raised, the default layout is used.
-_OLD_LAYOUT = ["sh", "-c", 'ulimit -s unlimited 2>/dev/null; exec "$@"', "sh"]
-# The last variable allows compilation while another process uses this machine's TPU.
-_ENVIRONMENT = {
-    "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-}
 _EXAMPLES = 1009  # a prime, for `count_flops`
 
 
@@ -97,66 +79,13 @@ def inspect(
     `steps` are ("train",) or ("train", "predict"). `worker` is the module that compiles there, as a
     program; it calls `work`. The result's `error` is the reason if the steps do not compile.
     """
-    start, phase = time.monotonic(), "starting"
-    with tempfile.TemporaryFile() as noise, _child(noise, worker) as (process, connection):
-        message = None
-        with contextlib.suppress(EOFError, ConnectionError):  # the child has died
-            connection.send((settings.config, one.name, steps))
-            while not isinstance(message, Outcome):
-                if isinstance(message, str):
-                    phase = message
-                    _say(f"{one.name}: {phase} ...")
-                message = connection.recv()
-        if not isinstance(message, Outcome):
-            code = process.wait()
-            name = signal.Signals(-code).name if code < 0 else ""
-            reason = f"signal {-code} ({name})" if name else f"exit code {code}"
-            error = f"the compiler died while {phase}: {reason}{_last_line(noise)}"
-            message = Outcome(one, settings.train_batch_size, error=error, fits=None)
-    _say(f"{one.name}: {message.error or 'compiled'} ({hms(time.monotonic() - start)})")
-    return message
-
-
-@contextlib.contextmanager
-def _child(noise: IO[bytes], worker: str) -> Iterator[tuple[subprocess.Popen[bytes], Connection]]:
-    """Starts a module as a program; its output and libtpu's go to `noise`."""
-    # The variables of a TPU VM describe the slice that it is a part of.
-    others = {name: x for name, x in os.environ.items() if not name.startswith("TPU_")}
-    ours, theirs = multiprocessing.Pipe()
-    with ours, tempfile.TemporaryDirectory() as bundles:
-        with theirs:
-            process = subprocess.Popen(
-                [*_OLD_LAYOUT, *_CHILD, worker, str(theirs.fileno())],
-                env=others | _ENVIRONMENT | {kernels.FOLDER: bundles},
-                cwd=_ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=noise,
-                stderr=noise,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C reaches only the parent, which kills the child
-            )
-        try:
-            yield process, ours
-        finally:
-            process.kill()
-            process.wait()
-
-
-def _last_line(noise: IO[bytes]) -> str:
-    """The last message in the output of a dead compiler, after a colon; "" without any.
-
-    Lines of the signal handler (RAW) and of the stack trace do not count.
-    """
-    noise.seek(0)
-    lines = noise.read().decode(errors="replace").splitlines()
-    lines = [" ".join(line.split()) for line in lines if line.strip() and " RAW: " not in line]
-    marks = "@", "***", "PC:", "=== ", "https://symbolize"
-    lines = [line for line in lines if not line.startswith(marks)]
-    return f": {lines[-1][:200]}" if lines else ""
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    start = time.monotonic()
+    try:
+        outcome = ask(worker, (settings.config, one.name, steps), one.name)
+    except CompilerDied as error:
+        outcome = Outcome(one, settings.train_batch_size, error=str(error), fits=None)
+    say(f"{one.name}: {outcome.error or 'compiled'} ({hms(time.monotonic() - start)})")
+    return outcome
 
 
 # In the child.
@@ -170,14 +99,7 @@ def lower_train(programs: Programs, plan: Plan) -> list[Any]:
 
 def work(connection: Connection, lower: Callable[..., list[Any]] = lower_train) -> None:
     """Compiles the steps that the parent sends, with `lower`'s train step; ends with the parent."""
-    recipe, name, steps = connection.recv()
-
-    def watch() -> None:
-        with contextlib.suppress(EOFError, OSError):
-            connection.recv()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    recipe, name, steps = receive(connection)
     settings = read_settings(ml_collections.ConfigDict(recipe).lock())
     (one,) = topology.parse_slices(name)
     connection.send(compiled(settings, one, steps, connection.send, lower))
@@ -222,9 +144,7 @@ def compiled(
                 done["stages"] = tuple(Stage(stage.name, stage.steps, p) for stage, p in rows)
         return dataclasses.replace(outcome, job=job, **done)
     except jax.errors.JaxRuntimeError as error:
-        text, fits = one_line(error), None
-        if text.startswith(_FULL):
-            text, fits = f"the {step} step does not fit: {text.removeprefix(_FULL)}", False
+        text, fits = refusal(error, f"the {step} step")
         return dataclasses.replace(outcome, train=done.get("train"), error=text, fits=fits)
     except (UserError, ValueError, RuntimeError, OSError) as error:  # such as a batch size
         return dataclasses.replace(outcome, error=one_line(error), fits=None)

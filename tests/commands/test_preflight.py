@@ -24,7 +24,7 @@ import train
 from commands import preflight
 from common.errors import ConfigError
 from configs import ncf, resnet50
-from engine.forecast import estimates
+from engine.forecast import estimates, worker
 from engine.forecast.estimates import Outcome
 from engine.forecast.program import Program
 from engine.plan import Programs, make_plan, read_settings
@@ -214,7 +214,7 @@ def compiler(tmp_path, monkeypatch):
     """The path of a program that stands in for the child."""
     path = tmp_path / "child.py"
     path.write_text(CHILD.format(root=str(ROOT), pid=str(tmp_path / "pid")))
-    monkeypatch.setattr(preflight, "_CHILD", [sys.executable, str(path)])
+    monkeypatch.setattr(worker, "_CHILD", [sys.executable, str(path)])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     return path
 
@@ -272,8 +272,8 @@ def test_without_libtpu(monkeypatch):
 
 MAIN = """
 import importlib.util, sys
-from commands import preflight
-preflight._CHILD = [sys.executable, sys.argv.pop(1)]
+from engine.forecast import worker
+worker._CHILD = [sys.executable, sys.argv.pop(1)]
 find_spec = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: name if name == "libtpu" else find_spec(name, *rest)
 import main
