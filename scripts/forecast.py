@@ -80,16 +80,16 @@ def text(one: Forecast) -> str:
         lines.append(f"    largest buffers: {_sizes(program.largest)}")
     lines += [
         f"  time: {_number(1e3 * one.seconds)} ms a call "
-        f"({_interval(one.seconds_interval, 1e3)}: {one.error_source})",
+        f"({_interval(one.seconds_interval, 1e3)}: {one.error_of_times.source})",
         f"  bound by {program.bound}: {_number(program.flops / 1e12)} TFLOP and "
         f"{_number(program.moved / 1e9)} GB of HBM traffic on each device",
     ]
     if program.collectives:
         moved = ", ".join(
-            f"{number} {name} of {_number(size / 1e6)} MB"
+            f"{number:g} {name}, {_number(size / 1e6)} MB sent"
             for name, (number, size) in program.collectives.items()
         )
-        lines.append(f"  collectives: {_number(1e3 * program.collective_seconds)} ms: {moved}")
+        lines.append(f"  collectives: {_number(1e3 * program.limits['links'])} ms: {moved}")
     lines.append(f"  price: {_price(one)}")
     lines += [f"  {note}" for note in _notes(one)]
     return "\n".join([*lines, *_operations(one)])
@@ -155,7 +155,14 @@ def _operations(one: Forecast) -> list[str]:
         spent = each.times * each.seconds
         share = f"{spent / one.seconds:.1%}" if one.seconds else "?"
         rows.append(
-            (share, _number(1e3 * spent), f"{each.times:g}", each.name, each.place, each.scopes)
+            (
+                share,
+                _number(1e3 * spent),
+                f"{each.times:g}",
+                each.name,
+                _short(each.place),
+                each.scopes,
+            )
         )
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     shown = []
@@ -166,6 +173,12 @@ def _operations(one: Forecast) -> list[str]:
         ]
         shown.append(f"  {'  '.join(cells)}".rstrip())
     return shown
+
+
+def _short(place: str) -> str:
+    """A place in a file: from the folder where the program starts, or the end of its path."""
+    here = f"{os.getcwd()}/"
+    return place.removeprefix(here) if place.startswith(here) else "/".join(place.split("/")[-2:])
 
 
 def _price_of_chip(text: str) -> float:

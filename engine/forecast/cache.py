@@ -10,6 +10,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import pathlib
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from typing import Any
 import jax
 
 from common.progress import duration
-from engine.forecast import kernels
+from engine.forecast import buffers, kernels
 from engine.forecast.topology import Topology
 
 FOLDER = "~/.cache/tpu_suite/forecasts"
@@ -40,8 +41,8 @@ class Compiled:
     outputs: int  # further results
     temporaries: int
     code: int
-    flops: float  # by XLA's cost analysis
-    traffic: float  # bytes read and written, by XLA's cost analysis
+    largest: list[tuple[str, int]]  # (what, bytes) of arrays that are no arguments
+    coordinates: list[list[int]] | None  # of its devices, for `collectives.read`
     seconds: float  # that it took to compile
     bundles: dict[str, int | None]  # as `kernels.read_bundles` gives them
 
@@ -72,31 +73,62 @@ def compiled_facts(lowered: Any, topology: Topology, say: Callable[[str], None])
 
 
 def _compile(lowered: Any) -> Compiled:
+    """Compiles a program; a note of an error says which arrays are the largest, where known."""
     start = time.monotonic()
-    step = lowered.compile()
-    memory, analysis = step.memory_analysis(), step.cost_analysis()
-    seconds = time.monotonic() - start
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            step = lowered.compile(compiler_options=buffers.options(pathlib.Path(folder)))
+        except jax.errors.JaxRuntimeError as error:
+            if largest := _largest(folder):
+                error.add_note(
+                    f"the largest: {', '.join(f'{x / 2**30:.2f} GiB {n}' for n, x in largest)}"
+                )
+            raise
+        seconds, largest = time.monotonic() - start, _largest(folder)
+    memory = step.memory_analysis()
     return Compiled(
         text=step.as_text(),
         arguments=memory.argument_size_in_bytes,
         outputs=memory.output_size_in_bytes - memory.alias_size_in_bytes,
         temporaries=memory.temp_size_in_bytes,
         code=memory.generated_code_size_in_bytes,
-        flops=analysis.get("flops", 0.0),
-        traffic=analysis.get("bytes accessed", 0.0),
+        largest=largest,
+        coordinates=_coordinates(lowered),
         seconds=seconds,
         bundles=kernels.read_bundles(),
     )
 
 
+def _largest(folder: str) -> list[tuple[str, int]]:
+    """The largest arrays at the peak of the use of HBM, which the compiler wrote into a folder."""
+    memory = buffers.read(pathlib.Path(folder))
+    return [
+        (f"{found.shape.partition('{')[0]} {found.scopes or found.name}", found.size)
+        for found in (memory.largest if memory else ())
+    ]
+
+
+def placement(lowered: Any) -> list[Any]:
+    """The devices that a lowered program is for."""
+    return list(getattr(lowered._lowering, "_device_list", None) or ())
+
+
+def _coordinates(lowered: Any) -> list[list[int]] | None:
+    """The coordinates of the chips and cores of a program, in the order that its text counts in."""
+    try:
+        return [[*device.coords, device.core_on_chip] for device in placement(lowered)] or None
+    except AttributeError:  # of CPUs
+        return None
+
+
 def _key(lowered: Any, topology: Topology) -> str:
     """A name for all that the compiler's answer depends on."""
-    program = getattr(lowered, "_lowering", None)
+    program = lowered._lowering
     folder = os.environ.get(kernels.FOLDER) or "?"  # another one in each process
     settings: Any = jax.config
     parts = [
         lowered.as_text(debug_info=True),  # with the lines of the user's code
-        [device.id for device in getattr(program, "_device_list", None) or ()],
+        [device.id for device in placement(lowered)],
         sorted(getattr(program, "_compiler_options_kvs", ())),
         [topology.name, topology.options],
         os.environ.get("LIBTPU_INIT_ARGS", "").replace(folder, ""),

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import jax
 
 from common.errors import INVALID, ConfigError
-from engine.forecast import cache, kernels, worker
-from engine.forecast._stand_in import CALIBRATED, Operation, Program, error_of, error_source
+from engine.forecast import cache, calibration, kernels, worker
+from engine.forecast.operations import Operation
+from engine.forecast.program import Program
 from engine.forecast.topology import Topology, parse_slices
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -88,15 +89,14 @@ class Forecast:
         return self.program.seconds if self.program else math.nan
 
     @property
-    def seconds_interval(self) -> Interval:
-        """Between which times measured runs were for such a forecast."""
-        least, most = error_of(self.topology.chip)
-        return self.seconds * least, self.seconds * most
+    def error_of_times(self) -> calibration.Error:
+        """How far measured runs were from such forecasts."""
+        return calibration.error(self.topology.chip)
 
     @property
-    def error_source(self) -> str:
-        """Where the interval comes from."""
-        return error_source(self.topology.chip)
+    def seconds_interval(self) -> Interval:
+        """Between which times measured runs were for such a forecast."""
+        return self.interval_of(self.seconds)
 
     @property
     def examples_per_second(self) -> float:
@@ -106,8 +106,8 @@ class Forecast:
     @property
     def rate_interval(self) -> Interval:
         """The interval of the examples per second."""
-        least, most = error_of(self.topology.chip)
-        return self.examples_per_second / most, self.examples_per_second / least
+        error, rate = self.error_of_times, self.examples_per_second
+        return rate / error.most, rate / error.least
 
     @property
     def dollars_per_million(self) -> float:
@@ -116,8 +116,7 @@ class Forecast:
 
     def interval_of(self, value: float) -> Interval:
         """The interval of a number that grows with the time, such as the dollars."""
-        least, most = error_of(self.topology.chip)
-        return value * least, value * most
+        return value * self.error_of_times.least, value * self.error_of_times.most
 
     def numbers(self) -> dict[str, Any]:
         """All of it for JSON, which has no nan: None is not known."""
@@ -148,7 +147,6 @@ class Forecast:
                 "seconds": program.seconds,
                 "seconds_least": least,
                 "seconds_most": most,
-                "error_source": self.error_source,
                 "flops_per_device": program.flops,
                 "bytes_per_device": program.moved,
                 "bound": program.bound,
@@ -157,7 +155,7 @@ class Forecast:
                     name: {"count": count, "bytes": size}
                     for name, (count, size) in program.collectives.items()
                 },
-                "collective_seconds": program.collective_seconds,
+                "collective_seconds": program.limits["links"],
                 "host_callbacks": self.callbacks,
                 "unknown_loops": program.unknown_loops,
                 "examples": self.examples,
@@ -169,7 +167,7 @@ class Forecast:
                 "dollars_per_million_most": prices[1],
                 "compile_seconds": program.compile_seconds,
             }
-        found |= {"versions": cache.versions(), "calibrated": CALIBRATED}
+        found |= {"versions": cache.versions(), "calibration": self.error_of_times.described()}
         return {
             name: None if isinstance(value, float) and math.isnan(value) else value
             for name, value in found.items()

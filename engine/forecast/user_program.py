@@ -28,8 +28,9 @@ from jax.experimental import topologies
 
 from common.errors import INVALID, ConfigError, UserError, one_line
 from engine.forecast import kernels, stablehlo, worker
-from engine.forecast._stand_in import compile_program
+from engine.forecast.cache import placement
 from engine.forecast.forecasts import Answer, Request
+from engine.forecast.program import compile_program
 from engine.forecast.topology import parse_slices
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -233,11 +234,6 @@ def _is_none(leaf: Any) -> bool:
 
 def _is_array(leaf: Any) -> bool:
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
-
-
-def placement(lowered: Any) -> list[Any]:
-    """The devices that a lowered program is for."""
-    return list(getattr(lowered._lowering, "_device_list", None) or ())
 
 
 def argument_bytes(lowered: Any) -> tuple[tuple[str, int], ...]:

@@ -13,35 +13,33 @@ from typing import Any
 import pytest
 
 from common.errors import INVALID, UserError
-from engine.forecast import forecasts, worker
-from engine.forecast.forecasts import Answer, Operation, Program
+from engine.forecast import calibration, forecasts, worker
+from engine.forecast.forecasts import Answer, Operation
 from scripts import forecast
+from tests.engine.forecast.test_estimates import TRAIN, operation
 
 ROOT = Path(__file__).parents[2]
 MIB = 2**20
 
 
-def operation(name: str, seconds: float, times: float = 1) -> Operation:
-    place, scopes = f"{name}.py:7", f"jit(step)/{name}"
-    return Operation(
-        name=f"{name}.1", opcode="fusion", scopes=scopes, place=place, times=times,
-        seconds=seconds, flops=1e9, moved=2e6, cycles=10,
-    )  # fmt: skip
+def named(name: str, seconds: float, **others: Any) -> Operation:
+    texts = {"name": f"{name}.1", "scopes": f"jit(step)/{name}", "place": f"/home/me/{name}.py:7"}
+    return operation(seconds, **texts, **others)
 
 
-PROGRAM = Program(
+PROGRAM = dataclasses.replace(
+    TRAIN,
     arguments=1024 * MIB,
     outputs=10 * MIB,
     temporaries=2048 * MIB,
     code=MIB,
-    flops=2e12,
-    moved=3e9,
-    seconds=0.1,
-    collective_seconds=0.002,
-    bound="HBM",
-    operations=(*(operation(f"op{i}", 1e-4) for i in range(10)), operation("loop", 0.004, times=8)),
+    operations=(
+        *(named(f"op{i}", 0.0066) for i in range(10)),
+        named("loop", 0.004, times=8.0, flops=25 * 10**9, moved=375 * 10**6),
+        named("sum", 0.002, link_seconds=0.002),
+    ),
     largest=(("fusion.9", 300 * MIB),),
-    collectives={"all-reduce": (3, 4_000_000)},
+    collectives={"all-reduce": (3.0, 4e6)},
     unknown_loops=1,
     compile_seconds=12,
 )
@@ -55,7 +53,7 @@ def answers(monkeypatch):
     found = {"v5e:2x4": FITS, "v3:2x2": FULL, "v4:2x2x1": FITS._replace(used=1)}
     monkeypatch.setattr(worker, "ask", lambda module, request, name: found[name])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setattr(forecasts, "error_of", lambda chip: (0.8, 1.25))
+    monkeypatch.setattr(calibration, "error", lambda chip: calibration.Error(0.8, 1.25, "guess"))
     return found
 
 
@@ -69,8 +67,8 @@ def test_what_is_printed(capsys):
         "temporaries 2 GiB, program 1 MiB)",
         "    largest arguments: params['w'] 0.5 GiB, x 100 bytes",
         "    largest buffers: fusion.9 0.293 GiB",
-        "  bound by HBM: 2 TFLOP and 3 GB of HBM traffic on each device",
-        "  collectives: 2 ms: 3 all-reduce of 4 MB",
+        "  bound by HBM: 0.2 TFLOP and 3 GB of HBM traffic on each device",
+        "  collectives: 2 ms: 3 all-reduce, 4 MB sent",
         "  price: 9.60 USD an hour; at 1,000 examples a call 10,000 examples/s (8,000 to 12,500) "
         "and 0.267 USD for a million (0.213 to 0.333)",
         "  too short: the compiler does not say how often 1 of the loops run; each counts once",
@@ -78,9 +76,9 @@ def test_what_is_printed(capsys):
         "wait",
     ):
         assert f"{line}\n" in out
-    assert "  time: 100 ms a call (80 to 125: " in out
+    assert "  time: 100 ms a call (80 to 125: guess)" in out
     table = out.split("share")[1].splitlines()
-    assert table[1].split() == ["32.0%", "32", "8", "loop.1", "loop.py:7", "jit(step)/loop"]
+    assert table[1].split() == ["32.0%", "32", "8", "loop.1", "me/loop.py:7", "jit(step)/loop"]
     assert len([line for line in table if "jit(step)" in line]) == 10
     assert out.endswith(f"{forecast.NOTE}\n")
 
@@ -108,10 +106,10 @@ def test_json(capsys):
     assert (good["examples_per_second_least"], good["examples_per_second"]) == (400, 500)
     assert good["dollars_per_million"] == pytest.approx(9.6 / 3600 / 500 * 1e6)
     assert good["dollars_per_million_most"] == pytest.approx(1.25 * good["dollars_per_million"])
-    assert good["operations"][0]["place"] == "loop.py:7" and len(good["operations"]) == 10
+    assert good["operations"][0]["place"] == "/home/me/loop.py:7" and len(good["operations"]) == 10
     assert good["operations"][0]["total"] == pytest.approx(0.032)
     assert good["collectives"] == {"all-reduce": {"count": 3, "bytes": 4_000_000}}
-    assert good["versions"]["jax"] and good["calibrated"]
+    assert good["versions"]["jax"] and good["calibration"]["date"]
     assert (full["fits"], full["error"]) == (False, "the program does not fit")
     assert full["versions"] == good["versions"] and "seconds" not in full
 
