@@ -10,6 +10,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import pathlib
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +19,8 @@ from typing import Any
 import jax
 
 from common.progress import duration
-from engine.forecast import kernels
+from engine.forecast import buffers, kernels
+from engine.forecast.buffers import Buffer, Memory
 from engine.forecast.topology import Topology
 
 FOLDER = "~/.cache/tpu_suite/forecasts"
@@ -28,6 +30,7 @@ _HISTORY = "compilations.jsonl"  # a line for each compilation on this machine
 # were seen for networks of 0.1 to 1.3 MB; for v2 and v3, and for later chips.
 _RATES = {True: (3e-5, 1.5e-4), False: (1e-4, 5e-4)}
 _LEAST = 0.3, 2.0  # seconds of the smallest program
+_MEMORY = "memory"  # the attribute of an exception
 _ALIKE = 4  # a program of up to so many times the size is of a like kind
 
 
@@ -40,10 +43,10 @@ class Compiled:
     outputs: int  # further results
     temporaries: int
     code: int
-    flops: float  # by XLA's cost analysis
-    traffic: float  # bytes read and written, by XLA's cost analysis
     seconds: float  # that it took to compile
     bundles: dict[str, int | None]  # as `kernels.read_bundles` gives them
+    parameters: tuple[int, ...]  # the size of each argument, with the padding to tiles
+    largest: tuple[Buffer, ...]  # as `buffers.read` gives them
 
 
 def compiled_facts(lowered: Any, topology: Topology, say: Callable[[str], None]) -> Compiled:
@@ -56,6 +59,8 @@ def compiled_facts(lowered: Any, topology: Topology, say: Callable[[str], None])
     with contextlib.suppress(OSError, EOFError, ValueError, TypeError, RecursionError):
         with gzip.open(path, "rt", encoding="utf-8") as file:
             facts = Compiled(**json.load(file))
+            largest = tuple(Buffer(*one) for one in facts.largest)
+            facts = dataclasses.replace(facts, parameters=tuple(facts.parameters), largest=largest)
         say("done before, the result is kept")
         return facts
     size = len(lowered.as_text())
@@ -71,21 +76,33 @@ def compiled_facts(lowered: Any, topology: Topology, say: Callable[[str], None])
     return facts
 
 
+def memory_of(error: BaseException) -> Memory | None:
+    """What filled the HBM when a program did not compile; None if that is not known."""
+    return getattr(error, _MEMORY, None)
+
+
 def _compile(lowered: Any) -> Compiled:
     start = time.monotonic()
-    step = lowered.compile()
-    memory, analysis = step.memory_analysis(), step.cost_analysis()
-    seconds = time.monotonic() - start
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        try:
+            step = lowered.compile(compiler_options=buffers.options(folder))
+        except Exception as error:
+            setattr(error, _MEMORY, buffers.read(folder))
+            raise
+        seconds = time.monotonic() - start
+        memory, filled = step.memory_analysis(), buffers.read(folder)
+    sizes = filled.parameters if filled else {}
     return Compiled(
         text=step.as_text(),
         arguments=memory.argument_size_in_bytes,
         outputs=memory.output_size_in_bytes - memory.alias_size_in_bytes,
         temporaries=memory.temp_size_in_bytes,
         code=memory.generated_code_size_in_bytes,
-        flops=analysis.get("flops", 0.0),
-        traffic=analysis.get("bytes accessed", 0.0),
         seconds=seconds,
         bundles=kernels.read_bundles(),
+        parameters=tuple(sizes.get(i, 0) for i in range(max(sizes, default=-1) + 1)),
+        largest=filled.largest if filled else (),
     )
 
 

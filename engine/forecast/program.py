@@ -1,11 +1,11 @@
 """Compiles a step for a slice, and says what one run of it costs a device."""
 
 import dataclasses
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from engine.forecast import kernels, operations, timing
+from engine.forecast import cache, operations, timing
+from engine.forecast.buffers import Buffer
 from engine.forecast.operations import Operation
 from engine.forecast.topology import Topology
 
@@ -23,6 +23,8 @@ class Program:
     collectives: dict[str, tuple[float, float]]  # kind: (how many, bytes that a device sends)
     unknown_loops: int  # how many loops have an unknown number of trips; each counts once
     compile_seconds: float
+    parameters: tuple[int, ...] = ()  # the size of each argument of the compiled program
+    largest: tuple[Buffer, ...] = ()  # arrays when most memory is in use; none is an argument
 
     @property
     def memory(self) -> int:
@@ -61,23 +63,22 @@ class Program:
 def compile_program(lowered: Any, topology: Topology, say: Callable[[str], None]) -> Program:
     """Compiles a step, which jax has lowered for one shape of its batches, for a slice.
 
-    `say` gets a line of what it does, for the person who waits.
+    `say` gets how long it may take. A program that was compiled before is not compiled again.
     """
-    start = time.monotonic()
-    step = lowered.compile()
-    seconds = time.monotonic() - start
-    memory = step.memory_analysis()
-    found = operations.read(step.as_text(), topology, kernels.read_bundles())
+    facts = cache.compiled_facts(lowered, topology, say)
+    found = operations.read(facts.text, topology, facts.bundles)
     return Program(
         topology=topology,
-        arguments=memory.argument_size_in_bytes,
-        outputs=memory.output_size_in_bytes - memory.alias_size_in_bytes,
-        temporaries=memory.temp_size_in_bytes,
-        code=memory.generated_code_size_in_bytes,
+        arguments=facts.arguments,
+        outputs=facts.outputs,
+        temporaries=facts.temporaries,
+        code=facts.code,
         operations=found.all,
         collectives=found.collectives,
         unknown_loops=found.unknown_loops,
-        compile_seconds=seconds,
+        compile_seconds=facts.seconds,
+        parameters=facts.parameters,
+        largest=facts.largest,
     )
 
 

@@ -1,6 +1,6 @@
 """Programs in files: StableHLO as text or bytecode, and what `jax.export` serialises."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -100,9 +100,10 @@ class Module:
         """The module as text, with the lines of source code if `debug_info`."""
         return mlir.module_to_string(self._module, debug_info)
 
-    def compile(self) -> Any:
+    def compile(self, compiler_options: Mapping[str, Any] | None = None) -> Any:
         """Compiles it for its devices."""
         options = xla_client.CompileOptions()
+        options.env_option_overrides = [*(compiler_options or {}).items()]
         options.num_replicas, options.num_partitions = self._replicas, self._partitions
         build = options.executable_build_options
         build.num_replicas, build.num_partitions = self._replicas, self._partitions
@@ -126,6 +127,3 @@ class _Executable:
 
     def memory_analysis(self) -> Any:
         return self._executable.get_compiled_memory_stats()
-
-    def cost_analysis(self) -> Any:
-        return self._executable.cost_analysis()

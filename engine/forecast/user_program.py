@@ -27,9 +27,9 @@ import jax.export
 from jax.experimental import topologies
 
 from common.errors import INVALID, ConfigError, UserError, one_line
-from engine.forecast import kernels, stablehlo, worker
-from engine.forecast._stand_in import compile_program
+from engine.forecast import cache, kernels, stablehlo, worker
 from engine.forecast.forecasts import Answer, Request
+from engine.forecast.program import compile_program
 from engine.forecast.topology import parse_slices
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -240,8 +240,8 @@ def placement(lowered: Any) -> list[Any]:
     return list(getattr(lowered._lowering, "_device_list", None) or ())
 
 
-def argument_bytes(lowered: Any) -> tuple[tuple[str, int], ...]:
-    """(name, bytes on a device) of each argument, the largest first; tiles are not filled up."""
+def argument_bytes(lowered: Any) -> list[tuple[str, int]]:
+    """(name, bytes on a device) of each argument of the program, without padding to tiles."""
     details = getattr(lowered._lowering, "compile_args", {})
     leaves = jax.tree_util.tree_flatten_with_path(lowered.args_info)[0]
     kept = sorted(details.get("kept_var_idx") or range(len(leaves)))
@@ -257,7 +257,7 @@ def argument_bytes(lowered: Any) -> tuple[tuple[str, int], ...]:
         # (args, kwargs) are the outermost levels.
         name = names[i] if i < len(names) and names[i] else jax.tree_util.keystr(path[1:])
         found.append((name, math.prod(shape) * leaf.dtype.itemsize))
-    return tuple(sorted(found, key=lambda one: -one[1]))
+    return found
 
 
 # In the worker.
@@ -291,15 +291,24 @@ def answer(request: Request, say: Callable[[str], None]) -> Answer:
         re.findall(r"stablehlo\.send\b[^\n]*is_host_transfer = true|_python_\w*callback", text)
     )
     found = Answer(used=len(placement(lowered)), callbacks=callbacks, examples=examples)
+    arguments: list[tuple[str, int]] = []
     with contextlib.suppress(Exception):  # a stranger's tree: names are no reason to fail
-        found = found._replace(arguments=argument_bytes(lowered))
+        arguments = argument_bytes(lowered)
     try:
         program = compile_program(lowered, topology, lambda text: say(f"compiling ({text})"))
-        return found._replace(program=program, fits=True)
+        sizes, largest = program.parameters, program.largest
+        found = found._replace(program=program, fits=True)
     except Exception as error:
         text, fits = worker.refusal(error, "the program")
         place = "" if isinstance(error, jax.errors.JaxRuntimeError) else _place(error)  # a kernel
-        return found._replace(error=f"{_ADVICE.sub('', text)}{place}", fits=fits)
+        found = found._replace(error=f"{_ADVICE.sub('', text)}{place}", fits=fits)
+        memory = cache.memory_of(error)
+        sizes, largest = (memory.parameters, memory.largest) if memory else ((), ())
+    # The compiler's sizes have the padding, where it gave them.
+    known = dict(sizes if isinstance(sizes, dict) else enumerate(sizes))
+    arguments = [(name, known.get(i) or size) for i, (name, size) in enumerate(arguments)]
+    arguments.sort(key=lambda argument: -argument[1])
+    return found._replace(arguments=tuple(arguments), largest=tuple(largest))
 
 
 def _lowered(request: Request, devices: Sequence[Any]) -> tuple[Any, int | None]:

@@ -126,13 +126,13 @@ def test_what_the_run_would_refuse_is_said_in_its_words(overrides):
 
 @pytest.mark.usefixtures("slice_of_this_machine")
 def test_a_step_that_does_not_fit(monkeypatch):
-    class Full:
-        def compile(self):
-            raise jax.errors.JaxRuntimeError(
-                "RESOURCE_EXHAUSTED: Ran out of memory on HBM (16.02G).\n  and much more"
-            )
+    def full(*_: Any) -> Program:
+        raise jax.errors.JaxRuntimeError(
+            "RESOURCE_EXHAUSTED: Ran out of memory on HBM (16.02G).\n  and much more"
+        )
 
-    monkeypatch.setattr(Programs, "lower_train", lambda *_: [({}, Full())])
+    monkeypatch.setattr(Programs, "lower_train", lambda *_: [({}, "a step")])
+    monkeypatch.setattr(preflight, "compile_program", full)
     outcome = preflight.compiled(read_settings(make_tiny_config("")), V3, ("train",), print)
     assert outcome.fits is False and outcome.train is None
     assert outcome.error == "the train step does not fit: Ran out of memory on HBM (16.02G)."
