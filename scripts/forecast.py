@@ -20,13 +20,10 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import argparse
 import json
 import math
-import re
 from collections.abc import Iterable, Sequence
 
 from common import cli, entry
 from common.errors import INVALID, ConfigError, UserError, count
-from engine.forecast import estimates
-from engine.forecast.buffers import Buffer
 from engine.forecast.forecasts import Forecast, forecasts
 
 NOTE = """\
@@ -66,9 +63,7 @@ def text(one: Forecast) -> str:
     if one.error:
         lines.append(f"  {one.error}")
         if one.fits is False and one.arguments:
-            lines.append(f"  largest arguments: {_sizes(one.arguments)}")
-        if one.fits is False and one.largest:
-            lines.append(f"  largest results and temporaries: {_arrays(one.largest)}")
+            lines.append(f"  largest arguments of a device: {_sizes(one.arguments)}")
     if program is None:
         return "\n".join(lines)
     available = one.memory_available
@@ -81,23 +76,20 @@ def text(one: Forecast) -> str:
     ]
     if one.arguments:
         lines.append(f"    largest arguments: {_sizes(one.arguments)}")
-    if one.largest:
-        lines.append(f"    largest results and temporaries: {_arrays(one.largest)}")
+    if program.largest:
+        lines.append(f"    largest buffers: {_sizes(program.largest)}")
     lines += [
         f"  time: {_number(1e3 * one.seconds)} ms a call "
-        f"({_interval(one.seconds_interval, 1e3)}: {one.error_bounds.source})",
+        f"({_interval(one.seconds_interval, 1e3)}: {one.error_of_times.source})",
         f"  bound by {program.bound}: {_number(program.flops / 1e12)} TFLOP and "
         f"{_number(program.moved / 1e9)} GB of HBM traffic on each device",
     ]
     if program.collectives:
-        sent = ", ".join(
-            f"{number:.3g} {name} ({_size(size)})"
+        moved = ", ".join(
+            f"{number:g} {name}, {_number(size / 1e6)} MB sent"
             for name, (number, size) in program.collectives.items()
         )
-        links = _number(1e3 * program.limits["links"])
-        lines.append(
-            f"  collectives: {links} ms on the links, some beside other work; sent: {sent}"
-        )
+        lines.append(f"  collectives: {_number(1e3 * program.limits['links'])} ms: {moved}")
     lines.append(f"  price: {_price(one)}")
     lines += [f"  {note}" for note in _notes(one)]
     return "\n".join([*lines, *_operations(one)])
@@ -107,13 +99,6 @@ def _sizes(buffers: Iterable[tuple[str, int]], most: int = 4) -> str:
     """The largest buffers by name."""
     first = [pair for pair in buffers if pair[1]][:most]
     return ", ".join(f"{name} {_size(size)}" for name, size in first) or "none"
-
-
-def _arrays(buffers: Sequence[Buffer]) -> str:
-    """Arrays by their types and the operations that make them."""
-    shapes = [re.sub(r"\{[^}]*\}", "", one.shape) for one in buffers]  # without layouts
-    pairs = zip(shapes, buffers, strict=True)
-    return _sizes([(f"{shape} {one.scopes or one.name}", one.size) for shape, one in pairs], 3)
 
 
 def _size(size: float) -> str:
@@ -154,7 +139,6 @@ def _notes(one: Forecast) -> list[str]:
             f"too short: the compiler does not say how often {program.unknown_loops} of the loops "
             "run; each counts once"
         )
-    notes += estimates.kernel_notes(program) if program else []
     if one.callbacks:
         notes.append(
             f"too short: {count(one.callbacks, 'callback')} to the host, such as jax.debug.print, "
@@ -169,9 +153,17 @@ def _operations(one: Forecast) -> list[str]:
     rows = [("share", "ms", "times", "operation", "line", "name in jax")]
     for each in one.dearest():
         spent = each.times * each.seconds
-        here = each.place.removeprefix(f"{os.getcwd()}/")
-        numbers = f"{spent / one.seconds:.1%}", _number(1e3 * spent), f"{each.times:.6g}"
-        rows.append((*numbers, each.name, here, each.scopes))
+        share = f"{spent / one.seconds:.1%}" if one.seconds else "?"
+        rows.append(
+            (
+                share,
+                _number(1e3 * spent),
+                f"{each.times:g}",
+                each.name,
+                _short(each.place),
+                each.scopes,
+            )
+        )
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     shown = []
     for row in rows:
@@ -181,6 +173,12 @@ def _operations(one: Forecast) -> list[str]:
         ]
         shown.append(f"  {'  '.join(cells)}".rstrip())
     return shown
+
+
+def _short(place: str) -> str:
+    """A place in a file: from the folder where the program starts, or the end of its path."""
+    here = f"{os.getcwd()}/"
+    return place.removeprefix(here) if place.startswith(here) else "/".join(place.split("/")[-2:])
 
 
 def _price_of_chip(text: str) -> float:

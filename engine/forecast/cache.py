@@ -20,7 +20,6 @@ import jax
 
 from common.progress import duration
 from engine.forecast import buffers, kernels
-from engine.forecast.buffers import Buffer, Memory
 from engine.forecast.topology import Topology
 
 FOLDER = "~/.cache/tpu_suite/forecasts"
@@ -30,7 +29,6 @@ _HISTORY = "compilations.jsonl"  # a line for each compilation on this machine
 # were seen for networks of 0.1 to 1.3 MB; for v2 and v3, and for later chips.
 _RATES = {True: (3e-5, 1.5e-4), False: (1e-4, 5e-4)}
 _LEAST = 0.3, 2.0  # seconds of the smallest program
-_MEMORY = "memory"  # the attribute of an exception
 _ALIKE = 4  # a program of up to so many times the size is of a like kind
 
 
@@ -43,10 +41,10 @@ class Compiled:
     outputs: int  # further results
     temporaries: int
     code: int
+    largest: list[tuple[str, int]]  # (what, bytes) of arrays that are no arguments
+    coordinates: list[list[int]] | None  # of its devices, for `collectives.read`
     seconds: float  # that it took to compile
     bundles: dict[str, int | None]  # as `kernels.read_bundles` gives them
-    parameters: tuple[int, ...]  # the size of each argument, with the padding to tiles
-    largest: tuple[Buffer, ...]  # as `buffers.read` gives them
 
 
 def compiled_facts(lowered: Any, topology: Topology, say: Callable[[str], None]) -> Compiled:
@@ -59,8 +57,6 @@ def compiled_facts(lowered: Any, topology: Topology, say: Callable[[str], None])
     with contextlib.suppress(OSError, EOFError, ValueError, TypeError, RecursionError):
         with gzip.open(path, "rt", encoding="utf-8") as file:
             facts = Compiled(**json.load(file))
-            largest = tuple(Buffer(*one) for one in facts.largest)
-            facts = dataclasses.replace(facts, parameters=tuple(facts.parameters), largest=largest)
         say("done before, the result is kept")
         return facts
     size = len(lowered.as_text())
@@ -76,44 +72,63 @@ def compiled_facts(lowered: Any, topology: Topology, say: Callable[[str], None])
     return facts
 
 
-def memory_of(error: BaseException) -> Memory | None:
-    """What filled the HBM when a program did not compile; None if that is not known."""
-    return getattr(error, _MEMORY, None)
-
-
 def _compile(lowered: Any) -> Compiled:
+    """Compiles a program; a note of an error says which arrays are the largest, where known."""
     start = time.monotonic()
-    with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
+    with tempfile.TemporaryDirectory() as folder:
         try:
-            step = lowered.compile(compiler_options=buffers.options(folder))
-        except Exception as error:
-            setattr(error, _MEMORY, buffers.read(folder))
+            step = lowered.compile(compiler_options=buffers.options(pathlib.Path(folder)))
+        except jax.errors.JaxRuntimeError as error:
+            if largest := _largest(folder):
+                error.add_note(
+                    f"the largest: {', '.join(f'{x / 2**30:.2f} GiB {n}' for n, x in largest)}"
+                )
             raise
-        seconds = time.monotonic() - start
-        memory, filled = step.memory_analysis(), buffers.read(folder)
-    sizes = filled.parameters if filled else {}
+        seconds, largest = time.monotonic() - start, _largest(folder)
+    memory = step.memory_analysis()
     return Compiled(
         text=step.as_text(),
         arguments=memory.argument_size_in_bytes,
         outputs=memory.output_size_in_bytes - memory.alias_size_in_bytes,
         temporaries=memory.temp_size_in_bytes,
         code=memory.generated_code_size_in_bytes,
+        largest=largest,
+        coordinates=_coordinates(lowered),
         seconds=seconds,
         bundles=kernels.read_bundles(),
-        parameters=tuple(sizes.get(i, 0) for i in range(max(sizes, default=-1) + 1)),
-        largest=filled.largest if filled else (),
     )
+
+
+def _largest(folder: str) -> list[tuple[str, int]]:
+    """The largest arrays at the peak of the use of HBM, which the compiler wrote into a folder."""
+    memory = buffers.read(pathlib.Path(folder))
+    return [
+        (f"{found.shape.partition('{')[0]} {found.scopes or found.name}", found.size)
+        for found in (memory.largest if memory else ())
+    ]
+
+
+def placement(lowered: Any) -> list[Any]:
+    """The devices that a lowered program is for."""
+    return list(getattr(lowered._lowering, "_device_list", None) or ())
+
+
+def _coordinates(lowered: Any) -> list[list[int]] | None:
+    """The coordinates of the chips and cores of a program, in the order that its text counts in."""
+    try:
+        return [[*device.coords, device.core_on_chip] for device in placement(lowered)] or None
+    except AttributeError:  # of CPUs
+        return None
 
 
 def _key(lowered: Any, topology: Topology) -> str:
     """A name for all that the compiler's answer depends on."""
-    program = getattr(lowered, "_lowering", None)
+    program = lowered._lowering
     folder = os.environ.get(kernels.FOLDER) or "?"  # another one in each process
     settings: Any = jax.config
     parts = [
         lowered.as_text(debug_info=True),  # with the lines of the user's code
-        [device.id for device in getattr(program, "_device_list", None) or ()],
+        [device.id for device in placement(lowered)],
         sorted(getattr(program, "_compiler_options_kvs", ())),
         [topology.name, topology.options],
         os.environ.get("LIBTPU_INIT_ARGS", "").replace(folder, ""),

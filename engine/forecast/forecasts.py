@@ -18,7 +18,6 @@ import jax
 
 from common.errors import INVALID, ConfigError
 from engine.forecast import cache, calibration, kernels, worker
-from engine.forecast.buffers import Buffer
 from engine.forecast.operations import Operation
 from engine.forecast.program import Program
 from engine.forecast.topology import Topology, parse_slices
@@ -44,7 +43,6 @@ class Answer(NamedTuple):
     program: Program | None = None
     used: int = 0  # devices of the slice that the program runs on
     arguments: tuple[tuple[str, int], ...] = ()  # (name, bytes on a device), the largest first
-    largest: tuple[Buffer, ...] = ()  # the other arrays when most memory is in use
     callbacks: int = 0  # calls of Python on the host
     examples: int | None = None  # in one call, if the program says it
     error: str = ""
@@ -67,7 +65,6 @@ class Forecast:
     fits: bool | None  # None if the compiler refused it for another reason than its memory
     error: str  # why there is no program, in one line; else ""
     arguments: tuple[tuple[str, int], ...]  # (name, bytes on a device), the largest first
-    largest: tuple[Buffer, ...]  # the other arrays when most memory is in use
     callbacks: int  # calls of Python on the host, whose time is not known
     program: Program | None  # memory, FLOP, bytes, operations and collectives
 
@@ -92,17 +89,13 @@ class Forecast:
         return self.program.seconds if self.program else math.nan
 
     @property
-    def error_bounds(self) -> calibration.Error:
-        """The least and the most of measured time / forecast, and where they come from."""
+    def error_of_times(self) -> calibration.Error:
+        """How far measured runs were from such forecasts."""
         return calibration.error(self.topology.chip)
-
-    def interval_of(self, value: float) -> Interval:
-        """The interval of a number that grows with the time, such as the seconds or dollars."""
-        return value * self.error_bounds.least, value * self.error_bounds.most
 
     @property
     def seconds_interval(self) -> Interval:
-        """Between which times a measured run is to be expected."""
+        """Between which times measured runs were for such a forecast."""
         return self.interval_of(self.seconds)
 
     @property
@@ -113,13 +106,17 @@ class Forecast:
     @property
     def rate_interval(self) -> Interval:
         """The interval of the examples per second."""
-        error = self.error_bounds
-        return self.examples_per_second / error.most, self.examples_per_second / error.least
+        error, rate = self.error_of_times, self.examples_per_second
+        return rate / error.most, rate / error.least
 
     @property
     def dollars_per_million(self) -> float:
         """US dollars for a million examples."""
         return 1e6 * self.price / 3600 / self.examples_per_second
+
+    def interval_of(self, value: float) -> Interval:
+        """The interval of a number that grows with the time, such as the dollars."""
+        return value * self.error_of_times.least, value * self.error_of_times.most
 
     def numbers(self) -> dict[str, Any]:
         """All of it for JSON, which has no nan: None is not known."""
@@ -134,7 +131,6 @@ class Forecast:
             "error": self.error,
             "memory_available": self.memory_available,
             "largest_arguments": [{"name": n, "bytes": size} for n, size in self.arguments[:10]],
-            "largest_buffers": [_plain_buffer(one) for one in self.largest],
             "dollars_per_hour": self.price,
         }
         if program:
@@ -147,13 +143,13 @@ class Forecast:
                 "memory_outputs": program.outputs,
                 "memory_temporaries": program.temporaries,
                 "memory_program": program.code,
+                "largest_buffers": [{"name": n, "bytes": size} for n, size in program.largest[:10]],
                 "seconds": program.seconds,
                 "seconds_least": least,
                 "seconds_most": most,
                 "flops_per_device": program.flops,
                 "bytes_per_device": program.moved,
                 "bound": program.bound,
-                "limits": program.limits,
                 "operations": [_plain(one) for one in self.dearest()],
                 "collectives": {
                     name: {"count": count, "bytes": size}
@@ -171,7 +167,7 @@ class Forecast:
                 "dollars_per_million_most": prices[1],
                 "compile_seconds": program.compile_seconds,
             }
-        found |= {"versions": cache.versions(), "calibration": self.error_bounds.described()}
+        found |= {"versions": cache.versions(), "calibration": self.error_of_times.described()}
         return {
             name: None if isinstance(value, float) and math.isnan(value) else value
             for name, value in found.items()
@@ -180,12 +176,7 @@ class Forecast:
     def dearest(self, count: int = 10) -> list[Operation]:
         """The operations that take the most time in one call."""
         operations = self.program.operations if self.program else ()
-        spent = [one for one in operations if one.times * one.seconds]
-        return sorted(spent, key=lambda one: -one.times * one.seconds)[:count]
-
-
-def _plain_buffer(buffer: Buffer) -> dict[str, Any]:
-    return {"name": buffer.scopes or buffer.name, "shape": buffer.shape, "bytes": buffer.size}
+        return sorted(operations, key=lambda one: -one.times * one.seconds)[:count]
 
 
 def _plain(operation: Operation) -> dict[str, Any]:
@@ -271,7 +262,6 @@ def _one(
         fits=answer.fits,
         error=answer.error,
         arguments=answer.arguments,
-        largest=answer.largest,
         callbacks=answer.callbacks,
         program=answer.program,
     )

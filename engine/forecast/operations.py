@@ -69,11 +69,16 @@ class Operations:
     unknown_loops: int  # how many loops have an unknown number of trips; each counts once
 
 
-def read(text: str, topology: Topology, bundles: Mapping[str, int | None]) -> Operations:
+def read(
+    text: str,
+    topology: Topology,
+    bundles: Mapping[str, int | None],
+    coordinates: collectives.Coordinates | None = None,
+) -> Operations:
     """The operations of a program that was compiled for a slice; ValueError if it is no HLO.
 
     `bundles` are those of its kernels by `kernels.read_bundles`. A kernel that is missing there has
-    the number of an equal one.
+    the number of an equal one. `coordinates` are those of `collectives.read`.
     """
     computations, entry = hlo.parse_computations(text)
     places, unknown = hlo.Places(text), 0
@@ -86,7 +91,9 @@ def read(text: str, topology: Topology, bundles: Mapping[str, int | None]) -> Op
         for instruction in inside.values():
             if on_its_own:
                 cost = _cost(instruction, inside, computations, topology)
-                if sent := collectives.read(instruction, inside, computations, topology):
+                if sent := collectives.read(
+                    instruction, inside, computations, topology, coordinates
+                ):
                     cost = _with_links(cost, sent)
                     count, size = sums.get(sent.kind, (0.0, 0.0))
                     runs = chance * times

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from engine.forecast import cache, operations, timing
-from engine.forecast.buffers import Buffer
 from engine.forecast.operations import Operation
 from engine.forecast.topology import Topology
 
@@ -19,12 +18,11 @@ class Program:
     outputs: int  # further results
     temporaries: int
     code: int
+    largest: tuple[tuple[str, int], ...]  # (what, bytes): arrays but arguments, when most is in use
     operations: tuple[Operation, ...]
     collectives: dict[str, tuple[float, float]]  # kind: (how many, bytes that a device sends)
     unknown_loops: int  # how many loops have an unknown number of trips; each counts once
     compile_seconds: float
-    parameters: tuple[int, ...] = ()  # the size of each argument of the compiled program
-    largest: tuple[Buffer, ...] = ()  # arrays when most memory is in use; none is an argument
 
     @property
     def memory(self) -> int:
@@ -63,22 +61,23 @@ class Program:
 def compile_program(lowered: Any, topology: Topology, say: Callable[[str], None]) -> Program:
     """Compiles a step, which jax has lowered for one shape of its batches, for a slice.
 
-    `say` gets how long it may take. A program that was compiled before is not compiled again.
+    `say` gets how long it will take, for the person who waits. A program that was compiled before
+    comes from `cache`.
     """
     facts = cache.compiled_facts(lowered, topology, say)
-    found = operations.read(facts.text, topology, facts.bundles)
+    coordinates = facts.coordinates and [tuple(at) for at in facts.coordinates]
+    found = operations.read(facts.text, topology, facts.bundles, coordinates)
     return Program(
         topology=topology,
         arguments=facts.arguments,
         outputs=facts.outputs,
         temporaries=facts.temporaries,
         code=facts.code,
+        largest=tuple((what, size) for what, size in facts.largest),
         operations=found.all,
         collectives=found.collectives,
         unknown_loops=found.unknown_loops,
         compile_seconds=facts.seconds,
-        parameters=facts.parameters,
-        largest=facts.largest,
     )
 
 

@@ -100,10 +100,10 @@ class Module:
         """The module as text, with the lines of source code if `debug_info`."""
         return mlir.module_to_string(self._module, debug_info)
 
-    def compile(self, compiler_options: Mapping[str, Any] | None = None) -> Any:
+    def compile(self, compiler_options: Mapping[str, Any]) -> Any:
         """Compiles it for its devices."""
         options = xla_client.CompileOptions()
-        options.env_option_overrides = [*(compiler_options or {}).items()]
+        options.env_option_overrides = list(compiler_options.items())
         options.num_replicas, options.num_partitions = self._replicas, self._partitions
         build = options.executable_build_options
         build.num_replicas, build.num_partitions = self._replicas, self._partitions

@@ -27,7 +27,8 @@ import jax.export
 from jax.experimental import topologies
 
 from common.errors import INVALID, ConfigError, UserError, one_line
-from engine.forecast import cache, kernels, stablehlo, worker
+from engine.forecast import kernels, stablehlo, worker
+from engine.forecast.cache import placement
 from engine.forecast.forecasts import Answer, Request
 from engine.forecast.program import compile_program
 from engine.forecast.topology import parse_slices
@@ -235,13 +236,8 @@ def _is_array(leaf: Any) -> bool:
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
 
 
-def placement(lowered: Any) -> list[Any]:
-    """The devices that a lowered program is for."""
-    return list(getattr(lowered._lowering, "_device_list", None) or ())
-
-
-def argument_bytes(lowered: Any) -> list[tuple[str, int]]:
-    """(name, bytes on a device) of each argument of the program, without padding to tiles."""
+def argument_bytes(lowered: Any) -> tuple[tuple[str, int], ...]:
+    """(name, bytes on a device) of each argument, the largest first; tiles are not filled up."""
     details = getattr(lowered._lowering, "compile_args", {})
     leaves = jax.tree_util.tree_flatten_with_path(lowered.args_info)[0]
     kept = sorted(details.get("kept_var_idx") or range(len(leaves)))
@@ -257,7 +253,7 @@ def argument_bytes(lowered: Any) -> list[tuple[str, int]]:
         # (args, kwargs) are the outermost levels.
         name = names[i] if i < len(names) and names[i] else jax.tree_util.keystr(path[1:])
         found.append((name, math.prod(shape) * leaf.dtype.itemsize))
-    return found
+    return tuple(sorted(found, key=lambda one: -one[1]))
 
 
 # In the worker.
@@ -291,24 +287,15 @@ def answer(request: Request, say: Callable[[str], None]) -> Answer:
         re.findall(r"stablehlo\.send\b[^\n]*is_host_transfer = true|_python_\w*callback", text)
     )
     found = Answer(used=len(placement(lowered)), callbacks=callbacks, examples=examples)
-    arguments: list[tuple[str, int]] = []
     with contextlib.suppress(Exception):  # a stranger's tree: names are no reason to fail
-        arguments = argument_bytes(lowered)
+        found = found._replace(arguments=argument_bytes(lowered))
     try:
         program = compile_program(lowered, topology, lambda text: say(f"compiling ({text})"))
-        sizes, largest = program.parameters, program.largest
-        found = found._replace(program=program, fits=True)
+        return found._replace(program=program, fits=True)
     except Exception as error:
         text, fits = worker.refusal(error, "the program")
         place = "" if isinstance(error, jax.errors.JaxRuntimeError) else _place(error)  # a kernel
-        found = found._replace(error=f"{_ADVICE.sub('', text)}{place}", fits=fits)
-        memory = cache.memory_of(error)
-        sizes, largest = (memory.parameters, memory.largest) if memory else ((), ())
-    # The compiler's sizes have the padding, where it gave them.
-    known = dict(sizes if isinstance(sizes, dict) else enumerate(sizes))
-    arguments = [(name, known.get(i) or size) for i, (name, size) in enumerate(arguments)]
-    arguments.sort(key=lambda argument: -argument[1])
-    return found._replace(arguments=tuple(arguments), largest=tuple(largest))
+        return found._replace(error=f"{_ADVICE.sub('', text)}{place}", fits=fits)
 
 
 def _lowered(request: Request, devices: Sequence[Any]) -> tuple[Any, int | None]:

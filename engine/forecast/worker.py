@@ -36,9 +36,6 @@ _ENVIRONMENT = {
 _FULL = "RESOURCE_EXHAUSTED: "
 # A kernel's memory on the chip can be exhausted, too: another batch size does not change that.
 _ON_CHIP = re.compile(r"\b[vs]mem\b", re.IGNORECASE)
-_ALLOCATION = re.compile(
-    r"^\s*\d+\. Size: (\S+)\s*\n(?:\s*Operator: .*?op_name=\"([^\"]*)\")?", re.M
-)
 # In lines that libtpu always writes: of its signal handler, its stack trace, a missing TPU VM.
 _NOISE = re.compile(
     r"^(@|\*\*\*|PC:|=== |https://symbolize|learning/)| RAW: "
@@ -130,9 +127,8 @@ def refusal(error: BaseException, what: str) -> tuple[str, bool | None]:
     `what` names the program: "the train step". The second value is False if it needs too much HBM,
     and None if that is not known.
     """
-    text, line = str(error), one_line(error)
+    line = one_line(error)
     if not line.startswith(_FULL) or _ON_CHIP.search(line):
         return line, None
-    largest = [f"{size} {name}".strip() for size, name in _ALLOCATION.findall(text)[:3]]
-    after = f"; the largest: {', '.join(largest)}" if largest else ""
-    return f"{what} does not fit: {line.removeprefix(_FULL)}{after}", False
+    notes = "".join(f"; {note}" for note in getattr(error, "__notes__", ()))
+    return f"{what} does not fit: {line.removeprefix(_FULL)}{notes}", False

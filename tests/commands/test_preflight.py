@@ -131,8 +131,8 @@ def test_a_step_that_does_not_fit(monkeypatch):
             "RESOURCE_EXHAUSTED: Ran out of memory on HBM (16.02G).\n  and much more"
         )
 
-    monkeypatch.setattr(Programs, "lower_train", lambda *_: [({}, "a step")])
     monkeypatch.setattr(preflight, "compile_program", full)
+    monkeypatch.setattr(Programs, "lower_train", lambda *_: [({}, None)])
     outcome = preflight.compiled(read_settings(make_tiny_config("")), V3, ("train",), print)
     assert outcome.fits is False and outcome.train is None
     assert outcome.error == "the train step does not fit: Ran out of memory on HBM (16.02G)."

@@ -31,6 +31,7 @@ TRAIN = Program(
     outputs=3_072,
     temporaries=4_676_225_024,
     code=71_465_984,
+    largest=(("f32[64] fusion.9", 300 * 2**20),),
     operations=(
         operation(0.12, flops=3_083_600_000_000, moved=30_000_000_000),
         operation(0.009, scopes="b", times=2.0, moved=2_300_000_000),
