@@ -5,6 +5,7 @@ runs this file as a program.
 """
 
 import dataclasses
+import functools
 import importlib.util
 import json
 import sys
@@ -132,12 +133,13 @@ def compiled(
             check_settings(programs, True)
         job = _job(programs, plan)
         for step in steps:
-            progress(f"compiling the {step} step")
+            progress(f"tracing the {step} step")
             if step == "train":
                 lowered, stages = lower(programs, plan), benchmark.stages()
             else:
                 lowered, stages = programs.lower_predict(programs.abstract_state(plan)), ()
-            parts = [compile_program(program, one, progress) for _, program in lowered]
+            say_when = functools.partial(_say_when, progress, step)
+            parts = [compile_program(program, one, say_when) for _, program in lowered]
             done[step] = combine(parts, [stage.steps for stage in stages])
             if stages:
                 rows = zip(stages, parts, strict=True)
@@ -148,6 +150,10 @@ def compiled(
         return dataclasses.replace(outcome, train=done.get("train"), error=text, fits=fits)
     except (UserError, ValueError, RuntimeError, OSError) as error:  # such as a batch size
         return dataclasses.replace(outcome, error=one_line(error), fits=None)
+
+
+def _say_when(progress: Callable[[str], None], step: str, when: str) -> None:
+    progress(f"compiling the {step} step ({when})")
 
 
 def _job(programs: Programs, plan: Plan) -> Job:

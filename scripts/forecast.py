@@ -24,6 +24,7 @@ from collections.abc import Iterable, Sequence
 
 from common import cli, entry
 from common.errors import INVALID, ConfigError, UserError, count
+from engine.forecast import estimates
 from engine.forecast.forecasts import Forecast, forecasts
 
 NOTE = """\
@@ -63,7 +64,7 @@ def text(one: Forecast) -> str:
     if one.error:
         lines.append(f"  {one.error}")
         if one.fits is False and one.arguments:
-            lines.append(f"  largest arguments of a device: {_sizes(one.arguments)}")
+            lines.append(f"  largest arguments: {_sizes(one.arguments)}")
     if program is None:
         return "\n".join(lines)
     available = one.memory_available
@@ -77,7 +78,7 @@ def text(one: Forecast) -> str:
     if one.arguments:
         lines.append(f"    largest arguments: {_sizes(one.arguments)}")
     if program.largest:
-        lines.append(f"    largest buffers: {_sizes(program.largest)}")
+        lines.append(f"    largest results and temporaries: {_sizes(program.largest, 3)}")
     lines += [
         f"  time: {_number(1e3 * one.seconds)} ms a call "
         f"({_interval(one.seconds_interval, 1e3)}: {one.error_of_times.source})",
@@ -85,11 +86,14 @@ def text(one: Forecast) -> str:
         f"{_number(program.moved / 1e9)} GB of HBM traffic on each device",
     ]
     if program.collectives:
-        moved = ", ".join(
-            f"{number:g} {name}, {_number(size / 1e6)} MB sent"
+        sent = ", ".join(
+            f"{number:g} {name} ({_size(size)})"
             for name, (number, size) in program.collectives.items()
         )
-        lines.append(f"  collectives: {_number(1e3 * program.limits['links'])} ms: {moved}")
+        links = _number(1e3 * program.limits["links"])
+        lines.append(
+            f"  collectives: {links} ms on the links, some beside other work; sent: {sent}"
+        )
     lines.append(f"  price: {_price(one)}")
     lines += [f"  {note}" for note in _notes(one)]
     return "\n".join([*lines, *_operations(one)])
@@ -139,6 +143,7 @@ def _notes(one: Forecast) -> list[str]:
             f"too short: the compiler does not say how often {program.unknown_loops} of the loops "
             "run; each counts once"
         )
+    notes += estimates.kernel_notes(program) if program else []
     if one.callbacks:
         notes.append(
             f"too short: {count(one.callbacks, 'callback')} to the host, such as jax.debug.print, "
@@ -153,17 +158,8 @@ def _operations(one: Forecast) -> list[str]:
     rows = [("share", "ms", "times", "operation", "line", "name in jax")]
     for each in one.dearest():
         spent = each.times * each.seconds
-        share = f"{spent / one.seconds:.1%}" if one.seconds else "?"
-        rows.append(
-            (
-                share,
-                _number(1e3 * spent),
-                f"{each.times:g}",
-                each.name,
-                _short(each.place),
-                each.scopes,
-            )
-        )
+        numbers = f"{spent / one.seconds:.1%}", _number(1e3 * spent), f"{each.times:g}"
+        rows.append((*numbers, each.name, _short(each.place), each.scopes))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     shown = []
     for row in rows:

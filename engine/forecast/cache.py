@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import os
 import pathlib
+import re
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ import jax
 
 from common.progress import duration
 from engine.forecast import buffers, kernels
+from engine.forecast.buffers import Memory
 from engine.forecast.topology import Topology
 
 FOLDER = "~/.cache/tpu_suite/forecasts"
@@ -41,6 +43,7 @@ class Compiled:
     outputs: int  # further results
     temporaries: int
     code: int
+    parameters: list[int]  # the size of each argument, with its padding; [] if not known
     largest: list[tuple[str, int]]  # (what, bytes) of arrays that are no arguments
     coordinates: list[list[int]] | None  # of its devices, for `collectives.read`
     seconds: float  # that it took to compile
@@ -79,31 +82,31 @@ def _compile(lowered: Any) -> Compiled:
         try:
             step = lowered.compile(compiler_options=buffers.options(pathlib.Path(folder)))
         except jax.errors.JaxRuntimeError as error:
-            if largest := _largest(folder):
+            if largest := _largest(buffers.read(pathlib.Path(folder))):
                 error.add_note(
                     f"the largest: {', '.join(f'{x / 2**30:.2f} GiB {n}' for n, x in largest)}"
                 )
             raise
-        seconds, largest = time.monotonic() - start, _largest(folder)
-    memory = step.memory_analysis()
+        seconds, filled = time.monotonic() - start, buffers.read(pathlib.Path(folder))
+    memory, sizes = step.memory_analysis(), filled.parameters if filled else {}
     return Compiled(
         text=step.as_text(),
         arguments=memory.argument_size_in_bytes,
         outputs=memory.output_size_in_bytes - memory.alias_size_in_bytes,
         temporaries=memory.temp_size_in_bytes,
         code=memory.generated_code_size_in_bytes,
-        largest=largest,
+        parameters=[sizes.get(i, 0) for i in range(max(sizes, default=-1) + 1)],
+        largest=_largest(filled),
         coordinates=_coordinates(lowered),
         seconds=seconds,
         bundles=kernels.read_bundles(),
     )
 
 
-def _largest(folder: str) -> list[tuple[str, int]]:
-    """The largest arrays at the peak of the use of HBM, which the compiler wrote into a folder."""
-    memory = buffers.read(pathlib.Path(folder))
+def _largest(memory: Memory | None) -> list[tuple[str, int]]:
+    """The largest arrays at the peak of the use of HBM: type without layout, and what makes it."""
     return [
-        (f"{found.shape.partition('{')[0]} {found.scopes or found.name}", found.size)
+        (f"{re.sub(r'{[^}]*}', '', found.shape)} {found.scopes or found.name}", found.size)
         for found in (memory.largest if memory else ())
     ]
 

@@ -100,7 +100,7 @@ def row(outcome: Outcome, price: float | None = None) -> dict[str, Any]:
         "memory_of_evaluation": predict.memory,
         "collectives": {k: {"count": n, "bytes": b} for k, (n, b) in train.collectives.items()},
         "unknown_loops": train.unknown_loops + predict.unknown_loops,
-        "notes": _notes(train),
+        "notes": kernel_notes(train),
         "compile_seconds": train.compile_seconds + predict.compile_seconds,
     }
     numbers |= _speed(topology, job, train)
@@ -175,9 +175,9 @@ def _speed(topology: Topology, job: Job, train: Program) -> dict[str, Any]:
     }
 
 
-def _notes(train: Program) -> list[str]:
-    """What is not known of the program's time."""
-    kernels = [operation for operation in train.operations if operation.is_kernel]
+def kernel_notes(program: Program) -> list[str]:
+    """How the time of a program's kernels is known, if it has some."""
+    kernels = [operation for operation in program.operations if operation.is_kernel]
     if not kernels:
         return []
     count = round(sum(kernel.times for kernel in kernels))

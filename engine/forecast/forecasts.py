@@ -176,7 +176,8 @@ class Forecast:
     def dearest(self, count: int = 10) -> list[Operation]:
         """The operations that take the most time in one call."""
         operations = self.program.operations if self.program else ()
-        return sorted(operations, key=lambda one: -one.times * one.seconds)[:count]
+        spent = [one for one in operations if one.times * one.seconds]
+        return sorted(spent, key=lambda one: -one.times * one.seconds)[:count]
 
 
 def _plain(operation: Operation) -> dict[str, Any]:

@@ -23,6 +23,7 @@ class Program:
     collectives: dict[str, tuple[float, float]]  # kind: (how many, bytes that a device sends)
     unknown_loops: int  # how many loops have an unknown number of trips; each counts once
     compile_seconds: float
+    parameters: tuple[int, ...] = ()  # the size of each argument that it uses, with its padding
 
     @property
     def memory(self) -> int:
@@ -78,6 +79,7 @@ def compile_program(lowered: Any, topology: Topology, say: Callable[[str], None]
         collectives=found.collectives,
         unknown_loops=found.unknown_loops,
         compile_seconds=facts.seconds,
+        parameters=tuple(facts.parameters),
     )
 
 

@@ -236,8 +236,8 @@ def _is_array(leaf: Any) -> bool:
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
 
 
-def argument_bytes(lowered: Any) -> tuple[tuple[str, int], ...]:
-    """(name, bytes on a device) of each argument, the largest first; tiles are not filled up."""
+def argument_bytes(lowered: Any) -> list[tuple[str, int]]:
+    """(name, bytes on a device) of each argument that a program uses, without padding to tiles."""
     details = getattr(lowered._lowering, "compile_args", {})
     leaves = jax.tree_util.tree_flatten_with_path(lowered.args_info)[0]
     kept = sorted(details.get("kept_var_idx") or range(len(leaves)))
@@ -253,7 +253,7 @@ def argument_bytes(lowered: Any) -> tuple[tuple[str, int], ...]:
         # (args, kwargs) are the outermost levels.
         name = names[i] if i < len(names) and names[i] else jax.tree_util.keystr(path[1:])
         found.append((name, math.prod(shape) * leaf.dtype.itemsize))
-    return tuple(sorted(found, key=lambda one: -one[1]))
+    return found
 
 
 # In the worker.
@@ -287,15 +287,20 @@ def answer(request: Request, say: Callable[[str], None]) -> Answer:
         re.findall(r"stablehlo\.send\b[^\n]*is_host_transfer = true|_python_\w*callback", text)
     )
     found = Answer(used=len(placement(lowered)), callbacks=callbacks, examples=examples)
+    arguments: list[tuple[str, int]] = []
     with contextlib.suppress(Exception):  # a stranger's tree: names are no reason to fail
-        found = found._replace(arguments=argument_bytes(lowered))
+        arguments = argument_bytes(lowered)
+    padded: tuple[int, ...] = ()
     try:
         program = compile_program(lowered, topology, lambda text: say(f"compiling ({text})"))
-        return found._replace(program=program, fits=True)
+        found, padded = found._replace(program=program, fits=True), program.parameters
     except Exception as error:
         text, fits = worker.refusal(error, "the program")
         place = "" if isinstance(error, jax.errors.JaxRuntimeError) else _place(error)  # a kernel
-        return found._replace(error=f"{_ADVICE.sub('', text)}{place}", fits=fits)
+        found = found._replace(error=f"{_ADVICE.sub('', text)}{place}", fits=fits)
+    if len(padded) == len(arguments):
+        arguments = [(name, size) for (name, _), size in zip(arguments, padded, strict=True)]
+    return found._replace(arguments=tuple(sorted(arguments, key=lambda one: -one[1])))
 
 
 def _lowered(request: Request, devices: Sequence[Any]) -> tuple[Any, int | None]:

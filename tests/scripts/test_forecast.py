@@ -66,9 +66,9 @@ def test_what_is_printed(capsys):
         "  fits: 3.01 GiB of 16 GiB on each device, 19% (arguments 1 GiB, results 10 MiB, "
         "temporaries 2 GiB, program 1 MiB)",
         "    largest arguments: params['w'] 0.5 GiB, x 100 bytes",
-        "    largest buffers: fusion.9 0.293 GiB",
+        "    largest results and temporaries: fusion.9 0.293 GiB",
         "  bound by HBM: 0.2 TFLOP and 3 GB of HBM traffic on each device",
-        "  collectives: 2 ms: 3 all-reduce, 4 MB sent",
+        "  collectives: 2 ms on the links, some beside other work; sent: 3 all-reduce (3.81 MiB)",
         "  price: 9.60 USD an hour; at 1,000 examples a call 10,000 examples/s (8,000 to 12,500) "
         "and 0.267 USD for a million (0.213 to 0.333)",
         "  too short: the compiler does not say how often 1 of the loops run; each counts once",
@@ -90,7 +90,7 @@ def test_one_slice_is_too_small(capsys):
     assert full.splitlines() == [
         "v3:2x2 (v3-8): 4 chips, 8 devices",
         "  the program does not fit",
-        "  largest arguments of a device: params['w'] 0.5 GiB",
+        "  largest arguments: params['w'] 0.5 GiB",
     ]
     assert good.startswith("v4:2x2x1 (v4-8): 4 chips, on 1 of the 4 devices\n")
     assert "examples/s" not in good

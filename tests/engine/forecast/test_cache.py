@@ -6,9 +6,15 @@ from typing import Any
 
 import pytest
 
-from engine.forecast import cache, kernels
+from engine.forecast import buffers, cache, kernels
+from engine.forecast.buffers import Buffer, Memory
 from engine.forecast.topology import parse_slices
 
+LARGEST = (
+    Buffer("fusion.1", "(f32[8]{0:T(128)}, s32[])", 32, "", False),
+    Buffer("x", "f32[]", 4, "a", True),
+)
+MEMORY = Memory(parameters={0: 70, 2: 30}, lasting=10, temporaries=7, largest=LARGEST)
 V5E, V3 = parse_slices("v5e-8, v3-8")
 
 
@@ -34,15 +40,13 @@ class Lowered:
             temp_size_in_bytes=7,
             generated_code_size_in_bytes=3,
         )
-        return types.SimpleNamespace(
-            memory_analysis=lambda: memory,
-            as_text=lambda: "ENTRY",
-        )
+        return types.SimpleNamespace(memory_analysis=lambda: memory, as_text=lambda: "ENTRY")
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(cache, "FOLDER", str(tmp_path / "kept"))
+    monkeypatch.setattr(buffers, "read", lambda folder: MEMORY)
     monkeypatch.setattr(kernels, "read_bundles", lambda: {"kernel.1": 12, "kernel.2": None})
     return tmp_path / "kept"
 
@@ -55,10 +59,16 @@ def facts(lowered: Any, topology: Any = V5E) -> tuple[cache.Compiled, str]:
 def test_a_program_is_compiled_once(folder):
     first, said = facts(lowered := Lowered())
     assert (first.text, first.arguments, first.outputs) == ("ENTRY", 100, 10)
+    assert first.parameters == [70, 0, 30]
+    assert [tuple(one) for one in first.largest] == [
+        ("(f32[8], s32[]) fusion.1", 32),
+        ("f32[] a", 4),
+    ]
     assert first.bundles == {"kernel.1": 12, "kernel.2": None}
     assert said.endswith("by its size") and lowered.compilations == 1
     again, said = facts(lowered := Lowered())
-    assert again == first and said.startswith("done before") and lowered.compilations == 0
+    assert (again.bundles, again.parameters) == (first.bundles, first.parameters)
+    assert said.startswith("done before") and lowered.compilations == 0
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ def test_what_the_compiler_says_of_a_step(monkeypatch):
     facts = cache.Compiled(
         text="HLO", arguments=50, outputs=10, temporaries=20, code=10, largest=[("f32[8] a", 32)],
         coordinates=[[0, 0, 0, 0], [0, 0, 0, 1]], seconds=3.0, bundles={"k.1": 7},
+        parameters=[30, 20],
     )  # fmt: skip
     read = {}
     monkeypatch.setattr(cache, "compiled_facts", lambda *arguments: facts)
@@ -22,3 +23,4 @@ def test_what_the_compiler_says_of_a_step(monkeypatch):
     assert (done.arguments, done.outputs, done.temporaries, done.code) == (50, 10, 20, 10)
     assert (done.operations, done.unknown_loops) == (TRAIN.operations, 2)
     assert (done.compile_seconds, done.memory, done.largest) == (3.0, 90, (("f32[8] a", 32),))
+    assert done.parameters == (30, 20)

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import textwrap
+import types
 from typing import Any
 
 import jax
@@ -87,10 +88,10 @@ def test_donation_stays():
     assert "tf.aliasing_output" in text or "jax.buffer_donor" in text
 
 
-def test_the_largest_arguments_come_first():
+def test_arguments_have_names():
     big = jax.ShapeDtypeStruct((64, 16), jnp.bfloat16)
     names = user_program.argument_bytes(lowered((lambda p: p["w"][1] @ X_ONES, ({"w": [X, big]},))))
-    assert names == (("p['w'][1]", 2048),)  # what is not used takes no memory
+    assert names == [("p['w'][1]", 2048)]  # what is not used takes no memory
 
 
 X_ONES = np.ones((16, 16), np.float32)
@@ -212,10 +213,11 @@ def answer(tmp_path: Any, code: str, name: str = "make", **options: Any) -> Answ
 def slice_of_this_machine(monkeypatch, tmp_path):
     described = type("Described", (), {"devices": DEVICES})
     monkeypatch.setattr(user_program.topologies, "get_topology_desc", lambda *_, **__: described)
-    monkeypatch.setattr(user_program, "compile_program", lambda program, *_: "a program")
+    monkeypatch.setattr(user_program, "compile_program", lambda program, *_: PROGRAM)
     monkeypatch.chdir(tmp_path)
 
 
+PROGRAM = types.SimpleNamespace(parameters=(256, 4096))
 HEAD = """
 import jax, jax.numpy as jnp, os, sys
 X = jax.ShapeDtypeStruct((8, 8), jnp.float32)
@@ -224,10 +226,11 @@ X = jax.ShapeDtypeStruct((8, 8), jnp.float32)
 
 @pytest.mark.usefixtures("slice_of_this_machine")
 def test_an_answer(tmp_path):
-    code = f"{HEAD}def make(devices): return (lambda a: a @ a), (X,), 8 * len(devices)"
+    code = f"{HEAD}def make(devices): return (lambda a, b: a @ b), (X, X), 8 * len(devices)"
     found = answer(tmp_path, code)
-    assert found.program == "a program" and found.fits is True and found.error == ""
-    assert (found.used, found.arguments, found.examples) == (1, (("a", 256),), 64)
+    assert found.program == PROGRAM and found.fits is True and found.error == ""
+    assert (found.used, found.examples) == (1, 64)
+    assert found.arguments == (("b", 4096), ("a", 256))  # the sizes are the compiler's
 
 
 @pytest.mark.usefixtures("slice_of_this_machine")
