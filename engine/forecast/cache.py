@@ -60,7 +60,7 @@ def compiled_facts(lowered: Any, topology: Topology, say: Callable[[str], None])
     with contextlib.suppress(OSError, EOFError, ValueError, TypeError, RecursionError):
         with gzip.open(path, "rt", encoding="utf-8") as file:
             facts = Compiled(**json.load(file))
-        say("done before, the result is kept")
+        say("compiled before: what the compiler said is kept")
         return facts
     size = len(lowered.as_text())
     low, high, why = expected_seconds(size, topology.chip.name, _past(folder))

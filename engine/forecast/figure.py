@@ -47,4 +47,5 @@ def draw(forecasts: Sequence[Forecast], count: int = 10) -> str:
 def _label(group: Group) -> str:
     """What a bar is: the line of code and the end of jax's name."""
     text = f"{group.place.split('/')[-1]} {group.scopes.split('/')[-1]}".strip() or group.name
+    text += ", backward" * ("transpose(" in group.scopes)
     return text if len(text) <= 48 else f"{text[:47]}…"

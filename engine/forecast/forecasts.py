@@ -191,20 +191,25 @@ class Forecast:
         groups: dict[Any, list[Operation]] = {}
         for one in self.program.operations if self.program else ():
             if one.times * one.seconds:
-                key = (one.place, one.scopes) if one.place or one.scopes else one.name
-                groups.setdefault(key, []).append(one)
+                where = (one.place, one.scopes) if one.place or one.scopes else one.name
+                groups.setdefault((where, _kind(one)), []).append(one)
         found = [_group(operations) for operations in groups.values()]
         return sorted(found, key=lambda group: -group.seconds)[:count]
 
 
+def _kind(operation: Operation) -> str:
+    if operation.link_seconds:
+        return "collectives"
+    return "products" if operation.flops else "other work"
+
+
 def _group(operations: list[Operation]) -> Group:
     first = max(operations, key=lambda one: one.times * one.seconds)
-    kind = "products" if any(one.flops for one in operations) else "other work"
     return Group(
         name=first.name,
         scopes=first.scopes,
         place=first.place,
-        kind="collectives" if any(one.link_seconds for one in operations) else kind,
+        kind=_kind(first),
         times=sum(one.times for one in operations),
         seconds=sum(one.times * one.seconds for one in operations),
         flops=sum(one.times * one.flops for one in operations),

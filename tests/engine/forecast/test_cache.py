@@ -68,7 +68,7 @@ def test_a_program_is_compiled_once(folder):
     assert said.endswith("by its size") and lowered.compilations == 1
     again, said = facts(lowered := Lowered())
     assert (again.bundles, again.parameters) == (first.bundles, first.parameters)
-    assert said.startswith("done before") and lowered.compilations == 0
+    assert said.startswith("compiled before") and lowered.compilations == 0
 
 
 @pytest.mark.parametrize(
