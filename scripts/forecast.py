@@ -168,7 +168,9 @@ def _operations(one: Forecast) -> list[str]:
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         shown.append(f"  {'  '.join(cells)}".rstrip())
-    return shown
+    shares = ((_short(line), seconds / one.seconds) for line, seconds in one.lines())
+    lines = ", ".join(f"{line} {share:.0%}" for line, share in shares if share >= 0.01)
+    return [*shown, f"  all operations of a line together: {lines}"] if len(rows) > 1 else []
 
 
 def _short(place: str) -> str:

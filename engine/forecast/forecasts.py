@@ -151,6 +151,7 @@ class Forecast:
                 "bytes_per_device": program.moved,
                 "bound": program.bound,
                 "operations": [_plain(one) for one in self.dearest()],
+                "lines": [{"place": place, "seconds": x} for place, x in self.lines(10)],
                 "collectives": {
                     name: {"count": count, "bytes": size}
                     for name, (count, size) in program.collectives.items()
@@ -178,6 +179,14 @@ class Forecast:
         operations = self.program.operations if self.program else ()
         spent = [one for one in operations if one.times * one.seconds]
         return sorted(spent, key=lambda one: -one.times * one.seconds)[:count]
+
+    def lines(self, count: int = 5) -> list[tuple[str, float]]:
+        """(place, seconds in one call) of the lines of code that take the most time."""
+        spent: dict[str, float] = {}
+        for one in self.program.operations if self.program else ():
+            place = one.place or "unknown"
+            spent[place] = spent.get(place, 0.0) + one.times * one.seconds
+        return sorted(spent.items(), key=lambda line: -line[1])[:count]
 
 
 def _plain(operation: Operation) -> dict[str, Any]:

@@ -80,6 +80,7 @@ def test_what_is_printed(capsys):
     table = out.split("share")[1].splitlines()
     assert table[1].split() == ["32.0%", "32", "8", "loop.1", "me/loop.py:7", "jit(step)/loop"]
     assert len([line for line in table if "jit(step)" in line]) == 10
+    assert "  all operations of a line together: me/loop.py:7 32%, " in out
     assert out.endswith(f"{forecast.NOTE}\n")
 
 
