@@ -13,13 +13,13 @@ has the comparison. So the model takes
 from engine.forecast.topology import Chip
 
 # Of the compiler's cycles, for products. No run of v5e, v5p, v6e and tpu7x is public: as v4.
-_SHARES = {"v2": 1.0, "v3": 0.93, "v4": 0.65}
-_SHARE_OF_OTHERS = 0.65
+_SHARES = {"v2": 1.0, "v3": 0.97, "v4": 0.66}
+_SHARE_OF_OTHERS = 0.66
 # Of the published bandwidth, where memory is the limit. An assumption.
-_REACHED = 0.9
+_REACHED = 0.95
 # Of the compiler's cycles, for work on elements: cores issued 0.04 to 0.45 times as many bundles
 # of instructions in six small programs for v2 to v5p.
-_ISSUED = 0.3
+_ISSUED = 0.25
 
 
 def operation_seconds(chip: Chip, flops: float, moved: float, cycles: float) -> float:

@@ -12,11 +12,11 @@ def test_the_longest_limit_counts():
     product = timing.operation_seconds
     assert product(V4, 275e12, 1.2e9, 0) == 1.0  # its FLOPs
     assert product(V4, 275e9, 1.2e12, 0) == 1.0  # its bytes
-    assert product(V4, 275e9, 1.2e9, 1.05e9) == pytest.approx(0.65)  # its cycles
+    assert product(V4, 275e9, 1.2e9, 1.05e9) == pytest.approx(0.66)  # its cycles
     assert product(V3, 61.5e12, 0, 0) == product(V3, 1, 0.45e12, 0) == 1.0
-    # Without a product: the bytes at nine tenths of the bandwidth.
-    assert product(V4, 0, 1.08e12, 1.05e9) == pytest.approx(1.0)
-    assert product(V4, 0, 0, 1.05e9) == pytest.approx(0.3)
+    # Without a product: the bytes at 0.95 of the bandwidth, a quarter of the cycles.
+    assert product(V4, 0, 1.14e12, 1.05e9) == pytest.approx(1.0)
+    assert product(V4, 0, 0, 1.05e9) == pytest.approx(0.25)
 
 
 def test_every_chip_has_a_time():
