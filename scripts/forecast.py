@@ -25,6 +25,7 @@ from collections.abc import Iterable, Sequence
 from common import cli, entry
 from common.errors import INVALID, ConfigError, UserError, count
 from engine.forecast import estimates
+from engine.forecast.figure import draw
 from engine.forecast.forecasts import Forecast, forecasts
 
 NOTE = """\
@@ -49,7 +50,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             entry.result(json.dumps([one.numbers() for one in all_], indent=2) + "\n")
         elif any(one.program for one in all_):
             print(NOTE)
+        if flags.figure and all_:
+            _write(flags.figure, draw(all_))
     return int(any(one.error for one in all_))
+
+
+def _write(path: str, content: str) -> None:
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(content)
+    except OSError as error:
+        raise UserError(f"--figure={path}: {error.strerror}", INVALID) from error
 
 
 def text(one: Forecast) -> str:
@@ -157,8 +168,8 @@ def _operations(one: Forecast) -> list[str]:
     assert one.program
     rows = [("share", "ms", "times", "operation", "line", "name in jax")]
     for each in one.dearest():
-        spent = each.times * each.seconds
-        numbers = f"{spent / one.seconds:.1%}", _number(1e3 * spent), f"{each.times:g}"
+        share = f"{each.seconds / one.seconds:.1%}"
+        numbers = share, _number(1e3 * each.seconds), f"{each.times:g}"
         rows.append((*numbers, each.name, _short(each.place), each.scopes))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     shown = []
@@ -168,9 +179,7 @@ def _operations(one: Forecast) -> list[str]:
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         shown.append(f"  {'  '.join(cells)}".rstrip())
-    shares = ((_short(line), seconds / one.seconds) for line, seconds in one.lines())
-    lines = ", ".join(f"{line} {share:.0%}" for line, share in shares if share >= 0.01)
-    return [*shown, f"  all operations of a line together: {lines}"] if len(rows) > 1 else []
+    return shown
 
 
 def _short(place: str) -> str:
@@ -200,6 +209,7 @@ def _flags(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--tpu", default="v5e-8", help="slices such as v5e-8, v4:2x2x1, v3-32, with commas; or all")
     add("--examples", type=cli.integer(1), metavar="N", help="that one call works on")
     add("--chip_hour_price", type=_price_of_chip, metavar="USD", help="Google's list price if none")
+    add("--figure", metavar="FILE.svg", help="draw the time by operation")
     add("--json", action="store_true", help="print all numbers, as a list of a JSON object a slice")
     return parser.parse_args(argv)
 

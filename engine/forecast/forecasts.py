@@ -50,6 +50,19 @@ class Answer(NamedTuple):
     has_kernels: bool = False  # without `with_kernels`: start again
 
 
+class Group(NamedTuple):
+    """Operations that come from the same line of code; sums of one call."""
+
+    name: str  # of the dearest of them
+    scopes: str  # what jax calls them
+    place: str  # "FILE:LINE", or ""
+    kind: str  # "products", "other work" or "collectives"
+    times: float  # how often they run
+    seconds: float
+    flops: float
+    moved: float  # bytes of HBM
+
+
 @dataclasses.dataclass(frozen=True)
 class Forecast:
     """What is to be expected of a program on a slice; numbers are nan where nothing is known.
@@ -150,8 +163,7 @@ class Forecast:
                 "flops_per_device": program.flops,
                 "bytes_per_device": program.moved,
                 "bound": program.bound,
-                "operations": [_plain(one) for one in self.dearest()],
-                "lines": [{"place": place, "seconds": x} for place, x in self.lines(10)],
+                "operations": [one._asdict() for one in self.dearest()],
                 "collectives": {
                     name: {"count": count, "bytes": size}
                     for name, (count, size) in program.collectives.items()
@@ -174,23 +186,30 @@ class Forecast:
             for name, value in found.items()
         }
 
-    def dearest(self, count: int = 10) -> list[Operation]:
-        """The operations that take the most time in one call."""
-        operations = self.program.operations if self.program else ()
-        spent = [one for one in operations if one.times * one.seconds]
-        return sorted(spent, key=lambda one: -one.times * one.seconds)[:count]
-
-    def lines(self, count: int = 5) -> list[tuple[str, float]]:
-        """(place, seconds in one call) of the lines of code that take the most time."""
-        spent: dict[str, float] = {}
+    def dearest(self, count: int = 10) -> list[Group]:
+        """The operations that take the most time in one call; those of one line of code as one."""
+        groups: dict[Any, list[Operation]] = {}
         for one in self.program.operations if self.program else ():
-            place = one.place or "unknown"
-            spent[place] = spent.get(place, 0.0) + one.times * one.seconds
-        return sorted(spent.items(), key=lambda line: -line[1])[:count]
+            if one.times * one.seconds:
+                key = (one.place, one.scopes) if one.place or one.scopes else one.name
+                groups.setdefault(key, []).append(one)
+        found = [_group(operations) for operations in groups.values()]
+        return sorted(found, key=lambda group: -group.seconds)[:count]
 
 
-def _plain(operation: Operation) -> dict[str, Any]:
-    return dataclasses.asdict(operation) | {"total": operation.times * operation.seconds}
+def _group(operations: list[Operation]) -> Group:
+    first = max(operations, key=lambda one: one.times * one.seconds)
+    kind = "products" if any(one.flops for one in operations) else "other work"
+    return Group(
+        name=first.name,
+        scopes=first.scopes,
+        place=first.place,
+        kind="collectives" if any(one.link_seconds for one in operations) else kind,
+        times=sum(one.times for one in operations),
+        seconds=sum(one.times * one.seconds for one in operations),
+        flops=sum(one.times * one.flops for one in operations),
+        moved=sum(one.times * one.moved for one in operations),
+    )
 
 
 def forecast(
