@@ -27,9 +27,9 @@ from engine.forecast.topology import Topology
 FOLDER = "~/.cache/tpu_suite/forecasts"
 _READER = 1  # another number where `_compile` takes other facts from the compiler
 _HISTORY = "compilations.jsonl"  # a line for each compilation on this machine
-# Seconds of compilation per byte of a lowered program on two cores: the least and the most that
-# were seen for networks of 0.1 to 1.3 MB; for v2 and v3, and for later chips.
-_RATES = {True: (3e-5, 1.5e-4), False: (1e-4, 5e-4)}
+# Seconds of compilation per byte of a lowered program on two cores, mostly busy: the least and the
+# most that were seen for networks of 0.1 to 1.3 MB; for v2 and v3, and for later chips.
+_RATES = {True: (3e-5, 1.5e-4), False: (1e-4, 1e-3)}
 _LEAST = 0.3, 2.0  # seconds of the smallest program
 _ALIKE = 4  # a program of up to so many times the size is of a like kind
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from common.errors import count
 from common.progress import hms
 from engine.forecast import calibration
 from engine.forecast.program import Program
@@ -180,10 +181,10 @@ def kernel_notes(program: Program) -> list[str]:
     kernels = [operation for operation in program.operations if operation.is_kernel]
     if not kernels:
         return []
-    count = round(sum(kernel.times for kernel in kernels))
+    runs = count(round(sum(kernel.times for kernel in kernels)), "run")
     milliseconds = 1e3 * sum(kernel.times * kernel.seconds for kernel in kernels)
     lines = [
-        f"{count} runs of kernels without an estimate count as {milliseconds:.1f} ms: each is the "
+        f"{runs} of kernels without an estimate count as {milliseconds:.2g} ms: each is the "
         "longer of bytes / bandwidth and bundles / clock"
     ]
     if unknown := [kernel.name for kernel in kernels if kernel.bundles is None]:

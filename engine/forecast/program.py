@@ -66,7 +66,7 @@ def compile_program(lowered: Any, topology: Topology, say: Callable[[str], None]
     comes from `cache`.
     """
     facts = cache.compiled_facts(lowered, topology, say)
-    coordinates = facts.coordinates and [tuple(at) for at in facts.coordinates]
+    coordinates = [tuple(at) for at in facts.coordinates] if facts.coordinates else None
     found = operations.read(facts.text, topology, facts.bundles, coordinates)
     return Program(
         topology=topology,

@@ -113,9 +113,12 @@ def receive(connection: Connection) -> Any:
     request = connection.recv()
 
     def watch() -> None:
-        with contextlib.suppress(EOFError, OSError):
+        try:
             connection.recv()
-        os._exit(1)
+        except (EOFError, ConnectionError):
+            os._exit(1)
+        except (OSError, TypeError):  # closed by this process, which ends and may have to say why
+            pass
 
     threading.Thread(target=watch, daemon=True).start()
     return request
@@ -131,4 +134,5 @@ def refusal(error: BaseException, what: str) -> tuple[str, bool | None]:
     if not line.startswith(_FULL) or _ON_CHIP.search(line):
         return line, None
     notes = "".join(f"; {note}" for note in getattr(error, "__notes__", ()))
-    return f"{what} does not fit: {line.removeprefix(_FULL)}{notes}", False
+    reason = line.removeprefix(_FULL).rstrip("." if notes else "")
+    return f"{what} does not fit: {reason}{notes}", False

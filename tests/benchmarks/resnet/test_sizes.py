@@ -158,7 +158,7 @@ def test_evaluation_has_its_own_size_and_mean_of_mirror_images(tiny_records):
 
 @pytest.mark.long
 def test_preflight_forecasts_each_stage(monkeypatch):
-    monkeypatch.setattr(preflight, "compile_program", lambda lowered, chip: TRAIN)
+    monkeypatch.setattr(preflight, "compile_program", lambda *_: TRAIN)
     slice_ = types.SimpleNamespace(devices=jax.devices())
     monkeypatch.setattr(preflight.topologies, "get_topology_desc", lambda *_, **__: slice_)
     config = make_tiny_config("", image_sizes=STAGES, num_train_images=90, num_eval_images=23)

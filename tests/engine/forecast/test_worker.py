@@ -79,4 +79,4 @@ def test_the_largest_arrays_are_named_if_they_are_known():
     error = RuntimeError(FULL)
     error.add_note("the largest: 4.00 GiB f32[32768,32768] jit(step)/add")
     text, _ = worker.refusal(error, "the step")
-    assert text.endswith("hbm.; the largest: 4.00 GiB f32[32768,32768] jit(step)/add")
+    assert text.endswith("hbm; the largest: 4.00 GiB f32[32768,32768] jit(step)/add")
