@@ -66,20 +66,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def table(rows: Sequence[Row]) -> str:
     """Markdown: a row for each run, and the least and most of measured / plain by generation."""
     lines = [
-        "| network | device, examples | measured, ms | plain forecast | measured / plain "
-        "| ours | source | differs |",
+        "| network | slice, examples per device | measured, ms | plain | measured / plain | ours "
+        "| run | inside, or different |",
         "|---|---|---|---|---|---|---|---|",
     ]
     ratios: dict[str, list[float]] = {}
     for row in rows:
         measured, plain, ours = row["milliseconds"], row["plain"], row["ours"]
-        cells = [f"{x:.1f}" if x else "?" for x in (plain, plain and measured / plain, ours)]
+        ratio = "?"
         if plain:
             ratios.setdefault(row["slice"].split("-")[0], []).append(measured / plain)
-            cells[1] = f"{measured / plain:.2f}"
-        where = f"{row['slice'].split('-')[0]}, {row['batch_per_device']}"
-        source = f"{row['repository'].split('/')[1]}, {row['devices']} devices"
-        cells = [row["benchmark"], where, f"{measured:.1f}", *cells, source, row["differs"]]
+            ratio = f"{measured / plain:.2f}"
+        where = f"{row['slice']}, {row['batch_per_device']}"
+        source = row["repository"].removeprefix("mlcommons/training_results_")
+        cells = [row["benchmark"], where, f"{measured:.1f}", f"{plain:.1f}" if plain else "?"]
+        cells += [ratio, f"{ours:.1f}" if ours else "?", f"{source}, {row['devices']} devices"]
+        cells.append(row["differs"])
         lines.append(f"| {' | '.join(cells)} |")
     lines += [
         f"\n{name}: measured runs were {min(found):.2f} to {max(found):.2f} of the plain forecasts"
