@@ -170,7 +170,8 @@ def _operations(one: Forecast) -> list[str]:
     for each in one.dearest():
         share = f"{each.seconds / one.seconds:.1%}"
         numbers = share, _number(1e3 * each.seconds), f"{each.times:g}"
-        rows.append((*numbers, each.name, _short(each.place), each.scopes))
+        name = each.scopes if len(each.scopes) <= 56 else f"...{each.scopes[-53:]}"
+        rows.append((*numbers, each.name, _short(each.place), name))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     shown = []
     for row in rows:
