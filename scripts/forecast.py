@@ -24,7 +24,6 @@ from collections.abc import Iterable, Sequence
 
 from common import cli, entry
 from common.errors import INVALID, ConfigError, UserError, count
-from engine.forecast import estimates
 from engine.forecast.figure import draw
 from engine.forecast.forecasts import Forecast, forecasts
 
@@ -106,7 +105,12 @@ def text(one: Forecast) -> str:
             f"  collectives: {links} ms on the links, some beside other work; sent: {sent}"
         )
     lines.append(f"  price: {_price(one)}")
-    lines += [f"  {note}" for note in _notes(one)]
+    lines += [f"  {note}" for note in program.notes]
+    if one.callbacks:
+        lines.append(
+            f"  too short: {count(one.callbacks, 'callback')} to the host, such as "
+            "jax.debug.print, for which the device may wait"
+        )
     return "\n".join([*lines, *_operations(one)])
 
 
@@ -144,23 +148,6 @@ def _price(one: Forecast) -> str:
         f"({_interval(one.rate_interval)}) and {_number(dollars)} USD for a million "
         f"({_interval(one.interval_of(dollars))})"
     )
-
-
-def _notes(one: Forecast) -> list[str]:
-    notes = []
-    program = one.program
-    if program and program.unknown_loops:
-        notes.append(
-            f"too short: the compiler does not say how often {program.unknown_loops} of the loops "
-            "run; each counts once"
-        )
-    notes += estimates.kernel_notes(program) if program else []
-    if one.callbacks:
-        notes.append(
-            f"too short: {count(one.callbacks, 'callback')} to the host, such as jax.debug.print, "
-            "for which the device may wait"
-        )
-    return notes
 
 
 def _operations(one: Forecast) -> list[str]:

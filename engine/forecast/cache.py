@@ -148,7 +148,7 @@ def _key(lowered: Any, topology: Topology) -> str:
 def versions() -> dict[str, str]:
     """The versions of what compiles."""
     found = {"jax": jax.__version__}
-    for name in ("jaxlib", "libtpu"):
+    for name in ("jaxlib", "libtpu", "libtpu-nightly"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from common.errors import count
 from common.progress import hms
 from engine.forecast import calibration
 from engine.forecast.program import Program
@@ -100,8 +99,7 @@ def row(outcome: Outcome, price: float | None = None) -> dict[str, Any]:
         "memory_program": train.code,
         "memory_of_evaluation": predict.memory,
         "collectives": {k: {"count": n, "bytes": b} for k, (n, b) in train.collectives.items()},
-        "unknown_loops": train.unknown_loops + predict.unknown_loops,
-        "notes": kernel_notes(train),
+        "notes": list(dict.fromkeys(train.notes + predict.notes)),
         "compile_seconds": train.compile_seconds + predict.compile_seconds,
     }
     numbers |= _speed(topology, job, train)
@@ -176,25 +174,6 @@ def _speed(topology: Topology, job: Job, train: Program) -> dict[str, Any]:
     }
 
 
-def kernel_notes(program: Program) -> list[str]:
-    """How the time of a program's kernels is known, if it has some."""
-    kernels = [operation for operation in program.operations if operation.is_kernel]
-    if not kernels:
-        return []
-    runs = count(round(sum(kernel.times for kernel in kernels)), "run")
-    milliseconds = 1e3 * sum(kernel.times * kernel.seconds for kernel in kernels)
-    lines = [
-        f"{runs} of kernels without an estimate count as {milliseconds:.2g} ms: each is the "
-        "longer of bytes / bandwidth and bundles / clock"
-    ]
-    if unknown := [kernel.name for kernel in kernels if kernel.bundles is None]:
-        lines.append(
-            f"too short: {len(unknown)} kernels count by their bytes alone, because libtpu does "
-            f"not say how many bundles they issue ({', '.join(unknown[:3])})"
-        )
-    return lines
-
-
 def _input(
     topology: Topology, stages: Sequence[dict[str, Any]], rates: Sequence[InputRates]
 ) -> dict[str, Any]:
@@ -247,12 +226,6 @@ def tables(rows: Sequence[dict[str, Any]], unit: str) -> str:
         if r["missing"]
     ]
     parts += [f"{r['slice']}: {note}" for r in done for note in r["notes"]]
-    parts += [
-        f"{r['slice']}: too short: the compiler does not say how often {r['unknown_loops']} of "
-        "its loops run; each counts once"
-        for r in done
-        if r["unknown_loops"]
-    ]
     errors = {r["slice"].partition(":")[0]: r["calibration"]["source"] for r in done}
     parts += [f"In brackets, {name}: {source}." for name, source in errors.items()]
     return "\n\n".join(parts)

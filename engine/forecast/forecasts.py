@@ -170,7 +170,7 @@ class Forecast:
                 },
                 "collective_seconds": program.limits["links"],
                 "host_callbacks": self.callbacks,
-                "unknown_loops": program.unknown_loops,
+                "notes": program.notes,
                 "examples": self.examples,
                 "examples_per_second": rate,
                 "examples_per_second_least": rates[0],

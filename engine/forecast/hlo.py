@@ -18,11 +18,14 @@ _OPERAND = re.compile(r"%([\w.\-]+)")
 _SCOPES = re.compile(r'op_name="([^"]*)"')
 _CALLED = re.compile(r"\b(?:body|condition|to_apply|calls)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
+_EITHER = re.compile(r"\b(?:true|false)_computation=%?([\w.\-]+)")
 _RARELY = re.compile(r"\bone_step_in_(\d+)/cond$")
 _TARGET = re.compile(r'custom_call_target="([^"]+)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
-_CONSTANT = re.compile(r"= [su]\d+\[\]\S* constant\((\d+)\)")
+_CONSTANT = re.compile(r"= [su]\d+\[\]\S* constant\((-?\d+)\)")
 _CONDITION = re.compile(r"\bcondition=%?([\w.\-]+)")
+_LOOP_BODY = re.compile(r"\bbody=%?([\w.\-]+)")
+_INDEX = re.compile(r"\bget-tuple-element\(.*\bindex=(\d+)")
 # Places in the source: tables of the text's head, or the instruction's own words.
 _FRAME = re.compile(r"\bstack_frame_id=(\d+)")
 _SOURCE = re.compile(r'source_file="([^"]*)" source_line=(\d+)')
@@ -65,7 +68,10 @@ class Instruction:
     def branches(self) -> list[str]:
         """The computations of which a conditional runs one."""
         names = ",".join(_BRANCHES.findall(self.line)).split(",")
-        return [name.strip(" %") for name in names if name]
+        either = _EITHER.findall(self.line)[
+            ::-1
+        ]  # (true, false), as if an index chose: false, true
+        return [name.strip(" %") for name in names if name] or either
 
     @property
     def called(self) -> list[str]:
@@ -122,15 +128,50 @@ def with_fused(instruction: Instruction, computations: Computations) -> Iterator
                 yield from with_fused(inner, computations)
 
 
-def trips(loop: Instruction, computations: Computations) -> int | None:
-    """How often the body of a loop runs; None if the text does not say."""
+def trips(loop: Instruction, inside: Computation, computations: Computations) -> int | None:
+    """How often the body of a loop of the computation `inside` runs; None if it is not known.
+
+    It is known of loops that count up by a constant from a constant to a constant, as jax's scans.
+    """
     if match := _TRIPS.search(loop.line):
         return int(match[1])
-    # jax's scans count from 0 to the only constant of their condition.
-    condition = _CONDITION.search(loop.line)
-    lines: Computation = computations.get(condition[1], {}) if condition else {}
-    limits = [int(match[1]) for i in lines.values() if (match := _CONSTANT.search(i.line))]
-    return limits[0] if len(limits) == 1 else None
+    names = _CONDITION.search(loop.line), _LOOP_BODY.search(loop.line)
+    condition, body = (computations.get(match[1], {}) if match else {} for match in names)
+    test, state = _root(condition), inside.get(loop.operands[0]) if loop.operands else None
+    if test is None or test.opcode != "compare" or "direction=LT" not in test.line:
+        return None
+    counter, limit = (condition.get(name) for name in test.operands)
+    index = _INDEX.search(counter.line) if counter else None
+    updated = _root(body)
+    if index is None or state is None or updated is None:
+        return None
+    start, update = _element(state, index[1], inside), _element(updated, index[1], body)
+    if update is None or update.opcode != "add":
+        return None
+    steps = [_constant(body.get(name), body) for name in update.operands]
+    numbers = _constant(start, inside), _constant(limit, condition), steps[-1]
+    if None in numbers or steps[0] is not None:
+        return None
+    first, last, step = (number or 0 for number in numbers)
+    return max(0, -(-(last - first) // step)) if step > 0 else None
+
+
+def _root(computation: Computation) -> Instruction | None:
+    return next((inner for inner in computation.values() if inner.is_root), None)
+
+
+def _element(state: Instruction, index: str, inside: Computation) -> Instruction | None:
+    """The instruction that gives an element of a tuple."""
+    is_there = state.opcode == "tuple" and int(index) < len(state.operands)
+    return inside.get(state.operands[int(index)]) if is_there else None
+
+
+def _constant(instruction: Instruction | None, inside: Computation) -> int | None:
+    """The value of a constant, also of a copy of it."""
+    while instruction and instruction.opcode in ("copy", "bitcast", "convert"):
+        instruction = inside.get(instruction.operands[0])
+    match = _CONSTANT.search(instruction.line) if instruction else None
+    return int(match[1]) if match else None
 
 
 class Places:
@@ -205,8 +246,8 @@ def result_bytes(collective: Instruction) -> int:
     sizes = values_sizes(collective.shape)
     if collective.opcode == "collective-permute-start":  # (operand, result, two contexts)
         sizes = sizes[1:2]
-    elif collective.opcode in ("all-gather-start", "all-to-all-start"):  # (operands, results)
-        sizes = sizes[len(sizes) // 2 :]
+    elif collective.opcode.endswith("-start") and collective.opcode != "all-reduce-start":
+        sizes = sizes[len(sizes) // 2 :]  # (operands, results)
     return sum(sizes)
 
 

@@ -24,7 +24,7 @@ from engine.forecast.hlo import Computation, Computations, Instruction
 from engine.forecast.topology import Topology
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-_RUNS = {"while", "call", "conditional", "async-start"}  # their callees have cycles of their own
+_RUNS = {"while", "call", "conditional"}  # their callees have cycles of their own
 _KERNEL = "tpu_custom_call"  # what a Pallas kernel becomes
 _RANDOM = "rng-bit-generator"
 _BODY = re.compile(r'"body":\s*"([^"]*)"')
@@ -34,6 +34,7 @@ _WITHOUT_TRAFFIC = {
 }  # fmt: skip
 _UNWRITTEN = ("AllocateBuffer", "ConcatBitcast")  # custom calls that move nothing
 _SLICES = ("slice", "dynamic-slice", "gather")
+_UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # in place; which operand is written
 _SAME_ARRAY = ("bitcast", "reshape", "get-tuple-element", "copy", "convert")  # of the same array
 _WINDOW = re.compile(r"\bwindow=\{([^}]*)\}")
 _LABELS = re.compile(r"\bdim_labels=(\w+)_(\w+)->(\w+)")
@@ -51,12 +52,14 @@ class Operation:
     place: str  # "FILE:LINE" of the user's code, or ""
     times: float  # how often a run of the program runs it
     flops: int
+    bf16_flops: float  # FLOPs of bfloat16 that take as long: half of int8's or fp8's on some chips
     moved: int  # bytes to and from the HBM
     cycles: int | None  # by the compiler; None where it gives no estimate
     seconds: float
     # Bundles of instructions that a Pallas kernel issues; None if that is not known.
     bundles: int | None = None
     is_kernel: bool = False  # a Pallas kernel, or random bits of the chip
+    sorts: bool = False  # its bytes count once, and a sort reads and writes them many times
     link_seconds: float = 0.0  # of a collective on the links, alone; `seconds` of it may be hidden
 
 
@@ -98,15 +101,18 @@ def read(
                     count, size = sums.get(sent.kind, (0.0, 0.0))
                     runs = chance * times
                     sums[sent.kind] = count + runs, size + runs * sent.sent
-                fused = hlo.with_fused(instruction, computations)
+                fused = [*hlo.with_fused(instruction, computations)]
                 kernel = next(filter(None, map(_kernel, fused)), "")
+                sorts = any(x.opcode == "sort" or x.target == "TopK" for x in fused)
                 if kernel or cost.cycles or cost.flops or cost.moved or cost.link_seconds:
                     place = places.of(instruction)
-                    cost = dataclasses.replace(cost, times=chance * times, place=place)
+                    cost = dataclasses.replace(
+                        cost, times=chance * times, place=place, sorts=sorts and not cost.cycles
+                    )
                     found.append((cost, kernel))
             trips: int | None = 1
             if instruction.opcode == "while":
-                trips = hlo.trips(instruction, computations)
+                trips = hlo.trips(instruction, inside, computations)
                 unknown += trips is None
             runs_others = on_its_own and instruction.opcode in _RUNS
             called = zip(instruction.called, instruction.chances, strict=True)
@@ -125,8 +131,11 @@ def _cost(
     number = _CYCLES.search(instruction.line)
     cycles = int(number[1]) if number else None
     products = flops(instruction, inside, computations)
+    doubled = topology.chip.doubled
+    fast = flops(instruction, inside, computations, doubled) if products and doubled else 0
     moved = bytes_moved(instruction, inside, computations)
-    seconds = timing.operation_seconds(topology.chip, products, moved, cycles or 0)
+    bf16_flops = products - fast / 2
+    seconds = timing.operation_seconds(topology.chip, bf16_flops, moved, cycles or 0)
     if instruction.opcode.endswith("-start"):  # a copy beside other work
         seconds = 0.0
     return Operation(
@@ -136,6 +145,7 @@ def _cost(
         place="",
         times=1.0,
         flops=products,
+        bf16_flops=bf16_flops,
         moved=moved,
         cycles=cycles,
         seconds=seconds,
@@ -177,20 +187,34 @@ def _kernel(instruction: Instruction) -> str:
 # FLOPs.
 
 
-def flops(instruction: Instruction, inside: Computation, computations: Computations) -> int:
-    """The FLOPs of one run of an instruction of the computation `inside`, with what it fuses."""
+def flops(
+    instruction: Instruction,
+    inside: Computation,
+    computations: Computations,
+    dtypes: tuple[str, ...] = (),
+) -> int:
+    """The FLOPs of one run of an instruction of the computation `inside`, with what it fuses.
+
+    With `dtypes`, only those of products of two arrays of these types, such as "s8".
+    """
+    if instruction.opcode in ("fusion", "async-start"):
+        bodies = [computations.get(name, {}) for name in instruction.called]
+        parts = (
+            flops(inner, body, computations, dtypes) for body in bodies for inner in body.values()
+        )
+        return sum(parts)
+    if instruction.opcode not in ("convolution", "dot"):
+        return 0
+    operands = [inside[name].shape for name in instruction.operands[:2]]
+    if dtypes and not all(shape.startswith(dtypes) for shape in operands):
+        return 0
     if instruction.opcode == "convolution":
         return _flops_of_convolution(instruction, inside)
-    if instruction.opcode == "dot":
-        left = hlo.sides(inside[instruction.operands[0]].shape)
-        contracted = _CONTRACTED.search(instruction.line)
-        numbers = contracted[1].split(",") if contracted and contracted[1] else []
-        products = math.prod(hlo.sides(instruction.shape))
-        return 2 * products * math.prod(left[int(number)] for number in numbers)
-    if instruction.opcode == "fusion":
-        bodies = [computations.get(name, {}) for name in instruction.called]
-        return sum(flops(inner, body, computations) for body in bodies for inner in body.values())
-    return 0
+    contracted = _CONTRACTED.search(instruction.line)
+    numbers = contracted[1].split(",") if contracted and contracted[1] else []
+    left = hlo.sides(operands[0])
+    products = math.prod(hlo.sides(instruction.shape))
+    return 2 * products * math.prod(left[int(number)] for number in numbers)
 
 
 def _flops_of_convolution(instruction: Instruction, inside: Computation) -> int:
@@ -240,7 +264,7 @@ def bytes_moved(instruction: Instruction, inside: Computation, computations: Com
         return 0
     body = computations.get(instruction.called[0], {}) if instruction.called else {}
     if opcode == "fusion":
-        return _moved_by_fusion(instruction, inside, body)
+        return _moved_by_fusion(instruction, inside, body, computations)
     if opcode == "async-start":
         return sum(bytes_moved(inner, body, computations) for inner in body.values())
     if opcode in ("copy-start", "collective-permute-start"):  # (result, operand, context)
@@ -261,39 +285,47 @@ def bytes_moved(instruction: Instruction, inside: Computation, computations: Com
     return results + sum(operands)
 
 
-def _moved_by_fusion(fusion: Instruction, inside: Computation, body: Computation) -> int:
-    users: dict[str, list[Instruction]] = {}
-    for inner in body.values():
-        for name in inner.operands:
-            users.setdefault(name, []).append(inner)
+def _moved_by_fusion(
+    fusion: Instruction, inside: Computation, body: Computation, computations: Computations
+) -> int:
     total = 0
-    for name, inner in body.items():
-        if inner.opcode == "parameter":
-            number = int(inner.line.split(" parameter(", 1)[1].split(")", 1)[0])
-            outer = inside.get(fusion.operands[number]) if number < len(fusion.operands) else None
-            if outer and (size := hlo.size(outer.shape)):
-                total += min(size, _bytes_read(name, users, body))
-    updates = _updated_sizes(body)
+    for number, name in enumerate(fusion.operands):
+        outer, inner = inside.get(name), _parameter(body, number)
+        if outer and inner and (size := hlo.size(outer.shape)):
+            total += min(size, _bytes_read(inner.name, body, computations))
+    updates = _updated_sizes(body, computations)
     results = enumerate(hlo.array_sizes(fusion.shape))
     return total + sum(min(size, updates.get(i, size)) for i, size in results)
 
 
-def _bytes_read(name: str, users: Mapping[str, list[Instruction]], body: Computation) -> int:
-    """The bytes that a fusion reads of a parameter: all, or the slices that it takes."""
-    total = 0
-    for user in users.get(name, []):
+def _parameter(body: Computation, number: int) -> Instruction | None:
+    mark = f" parameter({number})"
+    return next((x for x in body.values() if x.opcode == "parameter" and mark in x.line), None)
+
+
+def _bytes_read(name: str, body: Computation, computations: Computations) -> int:
+    """The bytes that a fusion reads of a value in its body: all, or the slices that it takes."""
+    total, whole = 0, hlo.size_anywhere(body[name].shape)
+    for user in body.values():
+        if name not in user.operands:
+            continue
         if user.opcode in _SLICES and user.operands[0] == name:
             total += hlo.size_anywhere(user.shape)
-        elif user.opcode == "dynamic-update-slice" and user.operands[0] == name:
+        elif user.opcode in _UPDATES and user.operands[0] == name:
             continue  # in place: what it does not write, it does not read
+        elif user.opcode == "fusion":
+            inner = computations.get(user.called[0], {})
+            for number in (i for i, operand in enumerate(user.operands) if operand == name):
+                parameter = _parameter(inner, number)
+                total += _bytes_read(parameter.name, inner, computations) if parameter else whole
         elif user.opcode in _SAME_ARRAY and not user.is_root:
-            total += _bytes_read(user.name, users, body)
+            total += _bytes_read(user.name, body, computations)
         else:
-            return hlo.size_anywhere(body[name].shape)
-    return total
+            return whole
+    return min(total, whole)
 
 
-def _updated_sizes(body: Computation) -> dict[int, int]:
+def _updated_sizes(body: Computation, computations: Computations) -> dict[int, int]:
     """The bytes that are written of those results of a fusion that are updated in place."""
     root = next((inner for inner in body.values() if inner.is_root), None)
     if root is None:
@@ -304,7 +336,10 @@ def _updated_sizes(body: Computation) -> dict[int, int]:
         inner = body.get(name)
         while inner and inner.opcode in _SAME_ARRAY and inner.operands:
             inner = body.get(inner.operands[0])
-        if inner and inner.opcode == "dynamic-update-slice":
-            update = body.get(inner.operands[1])
+        if inner and inner.opcode in _UPDATES:
+            update = body.get(inner.operands[_UPDATES[inner.opcode]])
             found[i] = hlo.size_anywhere(update.shape) if update else 0
+        elif inner and inner.opcode == "fusion":
+            nested = _updated_sizes(computations.get(inner.called[0], {}), computations)
+            found |= {i: nested[0]} if nested.keys() == {0} else {}
     return found

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from common.errors import count
 from engine.forecast import cache, operations, timing
 from engine.forecast.operations import Operation
 from engine.forecast.topology import Topology
@@ -42,14 +43,15 @@ class Program:
 
     @property
     def seconds(self) -> float:
-        """The forecast of its time; collectives that run beside other work are hidden by it."""
+        """The forecast of its time; copies and collectives beside other work are hidden by it."""
         work = sum(operation.times * operation.seconds for operation in self.operations)
-        return max(work, self.limits["links"])
+        return max(work, *self.limits.values())
 
     @property
     def limits(self) -> dict[str, float]:
         """The seconds that its FLOPs, its bytes and its collectives need at the published rates."""
-        compute, memory = timing.limits(self.topology.chip, self.flops, self.moved)
+        flops = sum(operation.times * operation.bf16_flops for operation in self.operations)
+        compute, memory = timing.limits(self.topology.chip, flops, self.moved)
         links = sum(x.times * x.link_seconds for x in self.operations)
         return {"compute": compute, "HBM": memory, "links": links}
 
@@ -57,6 +59,35 @@ class Program:
     def bound(self) -> str:
         """Which of `limits` takes longest."""
         return max(self.limits, key=lambda name: self.limits[name])
+
+    @property
+    def notes(self) -> list[str]:
+        """What is not known of its time, as sentences."""
+        lines = []
+        kernels = [operation for operation in self.operations if operation.is_kernel]
+        if kernels:
+            runs = round(sum(kernel.times for kernel in kernels))
+            milliseconds = 1e3 * sum(kernel.times * kernel.seconds for kernel in kernels)
+            lines.append(
+                f"{runs} runs of kernels without an estimate count as {milliseconds:.1f} ms: each "
+                "is the longer of bytes / bandwidth and bundles / clock; their FLOPs are not known"
+            )
+        if unknown := [kernel.name for kernel in kernels if kernel.bundles is None]:
+            lines.append(
+                f"too short: {len(unknown)} kernels count by their bytes alone, because libtpu "
+                f"does not say how many bundles they issue ({', '.join(unknown[:3])})"
+            )
+        if sorts := [operation for operation in self.operations if operation.sorts]:
+            lines.append(
+                f"too short: {count(len(sorts), 'sort')} count as if each read and wrote its data "
+                "once"
+            )
+        if self.unknown_loops:
+            lines.append(
+                f"too short: {count(self.unknown_loops, 'loop')} of unknown length, which may "
+                "depend on the data; each counts once"
+            )
+        return lines
 
 
 def compile_program(lowered: Any, topology: Topology, say: Callable[[str], None]) -> Program:

@@ -23,7 +23,7 @@ _ISSUED = 0.25
 
 
 def operation_seconds(chip: Chip, flops: float, moved: float, cycles: float) -> float:
-    """The seconds of one run of an operation on one device."""
+    """The seconds of one run of an operation on one device; `flops` are those of bfloat16."""
     compute, memory = limits(chip, flops, moved)
     estimate = cycles / chip.clock
     if flops:

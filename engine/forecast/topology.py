@@ -39,11 +39,13 @@ class Chip:
     link: float  # bytes/s of one link to a neighbouring chip, in one direction
     price: float  # US dollars per hour and chip; nan where it is not known
     sizes: tuple[int, ...]  # the numbers in its accelerator types
+    doubled: tuple[str, ...] = ()  # types of arrays of whose products it does twice as many
 
 
 _POD = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 _LITE = (1, 4, 8, 16, 32, 64, 128, 256)
 _GIB = 2.0**30
+_INTEGERS = ("s8", "u8")
 # fmt: off
 CHIPS = {
     chip.name: chip
@@ -54,11 +56,13 @@ CHIPS = {
              (8, *_POD[2:9])),
         Chip("v4", "v4", True, 3, 1, 1.05e9, 275e12, 32 * _GIB, 1.20e12, 45e9, 3.22, _POD),
         Chip("v5e", "v5litepod", False, 2, 1, 1.50e9, 197e12, 16 * _GIB, 0.82e12, 50e9, 1.20,
-             _LITE),
-        Chip("v5p", "v5p", True, 3, 1, 1.75e9, 459e12, 95 * _GIB, 2.77e12, 100e9, 4.20, _POD),
-        Chip("v6e", "v6e", False, 2, 1, 1.75e9, 918e12, 32 * _GIB, 1.64e12, 100e9, 2.70, _LITE),
+             _LITE, _INTEGERS),
+        Chip("v5p", "v5p", True, 3, 1, 1.75e9, 459e12, 95 * _GIB, 2.77e12, 100e9, 4.20, _POD,
+             _INTEGERS),
+        Chip("v6e", "v6e", False, 2, 1, 1.75e9, 918e12, 32 * _GIB, 1.64e12, 100e9, 2.70, _LITE,
+             _INTEGERS),
         Chip("tpu7x", "tpu7x", True, 3, 2, 2.20e9, 2307e12, 192 * _GIB, 7.38e12, 100e9, math.nan,
-             _POD),
+             _POD, ("f8",)),
     )
 }
 # fmt: on

@@ -11,6 +11,7 @@ import importlib.machinery
 import importlib.util
 import inspect
 import math
+import numbers
 import os
 import re
 import sys
@@ -164,7 +165,7 @@ def lower(made: Any, devices: Sequence[Any]) -> tuple[Any, int | None]:
         )
     function, arguments, *rest = made
     examples = rest[0] if rest else None
-    if examples is not None and (not isinstance(examples, int) or examples < 1):
+    if examples is not None and (not isinstance(examples, numbers.Integral) or examples < 1):
         raise ProgramError(
             "the third value that it returns, if any, must be the number of examples in a call, "
             f"not {_described(examples)}"

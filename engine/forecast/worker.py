@@ -71,6 +71,7 @@ def _child(noise: IO[bytes], module: str) -> Iterator[tuple[subprocess.Popen[byt
     """Starts a module as a program; its output and libtpu's go to `noise`."""
     # The variables of a TPU VM describe the slice that it is a part of.
     others = {name: x for name, x in os.environ.items() if not name.startswith("TPU_")}
+    others.pop("PYTHONSAFEPATH", None)  # this repository's folder must be on the path
     ours, theirs = multiprocessing.Pipe()
     with ours, tempfile.TemporaryDirectory() as bundles:
         with theirs:

@@ -71,7 +71,7 @@ def test_what_is_printed(capsys):
         "  collectives: 2 ms on the links, some beside other work; sent: 3 all-reduce (3.81 MiB)",
         "  price: 9.60 USD an hour; at 1,000 examples a call 10,000 examples/s (8,000 to 12,500) "
         "and 0.267 USD for a million (0.213 to 0.333)",
-        "  too short: the compiler does not say how often 1 of the loops run; each counts once",
+        "  too short: 1 loop of unknown length, which may depend on the data; each counts once",
         "  too short: 2 callbacks to the host, such as jax.debug.print, for which the device may "
         "wait",
     ):

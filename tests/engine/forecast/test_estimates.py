@@ -22,6 +22,7 @@ def operation(seconds: float, **others: Any) -> Operation:
     """An operation of a program that runs it once."""
     texts = {"name": "fusion.1", "opcode": "fusion", "scopes": "a", "place": "train.py:7"}
     numbers = {"times": 1.0, "flops": 0, "moved": 0, "cycles": None}
+    numbers["bf16_flops"] = others.get("flops", 0)
     return Operation(**{**texts, **numbers, **others}, seconds=seconds)
 
 
@@ -131,7 +132,7 @@ def test_a_loop_of_unknown_length_is_said():
     assert "too short" not in estimates.tables([estimates.row(GOOD)], "images")
     unknown = dataclasses.replace(TRAIN, unknown_loops=1)
     row = estimates.row(dataclasses.replace(GOOD, train=unknown))
-    assert "v3:2x2: too short" in estimates.tables([row], "images")
+    assert "v3:2x2: too short: 1 loop of unknown length" in estimates.tables([row], "images")
 
 
 def test_a_note_says_what_kernels_count():

@@ -6,7 +6,7 @@ import pytest
 
 from engine.forecast import operations
 from engine.forecast.operations import Operations
-from tests.engine.forecast.test_estimates import V3
+from tests.engine.forecast.test_estimates import V3, V5E
 
 SNIPPET = """\
 HloModule jit_step, is_scheduled=true, entry_computation_layout={(f32[64]{0:T(256)})->f32[]}
@@ -28,6 +28,11 @@ backend_config={"estimated_cycles":"77777"}
   %fusion.2 = f32[64]{0:T(256)} fusion(%wide.param.8), kind=kLoop, \
 calls=%fused_computation.1, backend_config={"estimated_cycles":"1000"}
   %psum.2 = f32[8]{0:T(256)} all-reduce(%fusion.2), channel_id=3, to_apply=%region_9.10
+  %wide.param.8 = (s32[]{:T(256)}, f32[64]{0:T(256)}) parameter(0)
+  %get-tuple-element.7 = s32[]{:T(256)} get-tuple-element(%wide.param.8), index=0
+  %constant.7 = s32[]{:T(256)} constant(1)
+  %add.7 = s32[]{:T(256)} add(%get-tuple-element.7, %constant.7)
+  ROOT %tuple.7 = (s32[]{:T(256)}, f32[64]{0:T(256)}) tuple(%add.7, %fusion.2)
 }
 
 %region_9.10 (psum.0: f32[], psum.1: f32[]) -> f32[] {
@@ -35,6 +40,9 @@ calls=%fused_computation.1, backend_config={"estimated_cycles":"1000"}
 }
 
 ENTRY %main.704_spmd (param.272: s32[], param.273: f32[64]) -> f32[] {
+  %constant.8 = s32[]{:T(256)} constant(0)
+  %copy.8 = s32[]{:T(256)} copy(%constant.8)
+  %tuple.544 = (s32[]{:T(256)}, f32[64]{0:T(256)}) tuple(%copy.8, %param.273)
   %while.1 = (s32[]{:T(256)}, f32[64]{0:T(256)}) while(%tuple.544), \
 condition=%wide.condition.2, body=%wide.body.7, metadata={op_name="jit(step)/while"}
   %convolution_fusion = (bf16[64]{0:T(256)}, f32[2,64]{1,0:T(8,128)(2,1)}) fusion(%x), \
@@ -97,6 +105,24 @@ def test_how_often_a_loop_runs():
     assert (cycles(endless), read(endless).unknown_loops) == (1050, 1)
 
 
+@pytest.mark.parametrize(
+    ("change", "trips"),
+    [
+        (("constant(0)", "constant(1)"), 3),  # from 1 to 4
+        (("%constant.7 = s32[]{:T(256)} constant(1)", "%constant.7 = s32[] constant(3)"), 2),
+        (("direction=LT", "direction=NE"), None),
+        (("ROOT %lt.11 = pred[]{:T(1024)} compare(", "ROOT %lt.11 = pred[] and("), None),
+        (("add(%get-tuple-element.7, %constant.7)", "add(%get-tuple-element.7, %x)"), None),
+        (("copy(%constant.8)", "copy(%param.272)"), None),
+    ],
+)
+def test_a_loop_is_counted_if_it_counts_by_constants(change, trips):
+    text = SNIPPET.replace(*change)
+    assert text != SNIPPET
+    assert cycles(text) == 50 + (trips or 1) * 1000
+    assert read(text).unknown_loops == (trips is None)
+
+
 BRANCHES = """\
 %cheap.1 (x: f32[8]) -> f32[8] {
   ROOT %a.1 = f32[8]{0} fusion(%x), calls=%f, backend_config={"estimated_cycles":"100"}
@@ -117,6 +143,12 @@ def test_one_branch_of_a_conditional_runs():
     assert cycles(BRANCHES) == 550
     three = BRANCHES.replace("%dear.2}", "%dear.2, %dear.2}")
     assert cycles(three) == 700
+    either = BRANCHES.replace(
+        "branch_computations={%cheap.1, %dear.2}",
+        "true_computation=%dear.2, false_computation=%cheap.1",
+    )
+    assert cycles(either) == 550
+    assert cycles(either.replace("jit(step)/cond", "one_step_in_10/cond")) == 90 + 100
     tenth = BRANCHES.replace("jit(step)/cond", "jit(step)/one_step_in_10/cond")
     assert cycles(tenth) == 90 + 100
 
@@ -129,6 +161,59 @@ def test_a_program_of_this_machine():
     (product,) = [x for x in found.all if x.flops]
     assert product.flops == 2 * 8**3
     assert product.place.startswith(f"{__file__}:")
+
+
+NESTED = """\
+%inner.1 (p.1: bf16[32,2048,2048], p.2: s32[]) -> bf16[2048,2048] {
+  %p.1 = bf16[32,2048,2048]{2,1,0:T(8,128)(2,1)} parameter(0)
+  %p.2 = s32[]{:T(128)} parameter(1)
+  %s.1 = bf16[1,2048,2048]{2,1,0:T(8,128)(2,1)} dynamic-slice(%p.1, %p.2, %p.2, %p.2)
+  ROOT %b.1 = bf16[2048,2048]{1,0:T(8,128)(2,1)} bitcast(%s.1)
+}
+
+%outer.2 (q.1: bf16[8,2048], q.2: bf16[32,2048,2048], q.3: s32[]) -> bf16[8,2048] {
+  %q.1 = bf16[8,2048]{1,0:T(8,128)(2,1)} parameter(0)
+  %q.2 = bf16[32,2048,2048]{2,1,0:T(8,128)(2,1)} parameter(1)
+  %q.3 = s32[]{:T(128)} parameter(2)
+  %f.1 = bf16[2048,2048]{1,0:T(8,128)(2,1)} fusion(%q.2, %q.3), kind=kLoop, calls=%inner.1
+  ROOT %c.1 = bf16[8,2048]{1,0:T(8,128)(2,1)} convolution(%q.1, %f.1), dim_labels=bf_io->bf
+}
+
+%scatter.3 (r.1: f32[500000,128], r.2: s32[4096], r.3: f32[4096,128]) -> f32[500000,128] {
+  %r.1 = f32[500000,128]{1,0:T(8,128)} parameter(0)
+  %r.2 = s32[4096]{0:T(1024)} parameter(1)
+  %r.3 = f32[4096,128]{1,0:T(8,128)} parameter(2)
+  ROOT %w.1 = f32[500000,128]{1,0:T(8,128)} scatter(%r.1, %r.2, %r.3), to_apply=%add
+}
+
+ENTRY %main.1 (x: bf16[8,2048], w: bf16[32,2048,2048], i: s32[]) -> bf16[8,2048] {
+  %x = bf16[8,2048]{1,0:T(8,128)(2,1)} parameter(0)
+  %w = bf16[32,2048,2048]{2,1,0:T(8,128)(2,1)} parameter(1)
+  %i = s32[]{:T(128)} parameter(2)
+  %t = f32[500000,128]{1,0:T(8,128)} parameter(3)
+  %n = s32[4096]{0:T(1024)} parameter(4)
+  %u = f32[4096,128]{1,0:T(8,128)} parameter(5)
+  %table = f32[500000,128]{1,0:T(8,128)} fusion(%t, %n, %u), kind=kCustom, calls=%scatter.3
+  ROOT %y = bf16[8,2048]{1,0:T(8,128)(2,1)} fusion(%x, %w, %i), kind=kOutput, calls=%outer.2
+}
+"""
+
+
+def test_what_is_sliced_inside_of_a_fusion_in_a_fusion_counts_as_a_slice():
+    """A layer's weights of a stack; and rows of a table that is updated in place."""
+    found = {operation.name: operation for operation in read(NESTED).all}
+    assert found["y"].moved == 2 * 2048 * 2048 + 2 * (2 * 8 * 2048) + 4  # the index, too
+    assert found["y"].flops == 2 * 8 * 2048 * 2048
+    rows = 4 * 4096 * 128
+    assert found["table"].moved == 2 * rows + 4 * 4096
+
+
+def test_products_of_integers_are_twice_as_fast_where_the_chip_says_so():
+    text = NESTED.replace("bf16[", "s8[").replace("(2,1)", "")
+    (v5e,) = [x for x in operations.read(text, V5E, {}).all if x.flops]
+    (v3,) = [x for x in read(text).all if x.flops]
+    assert (v5e.flops, v5e.bf16_flops) == (v3.flops, v3.flops / 2)
+    assert v3.bf16_flops == v3.flops
 
 
 @pytest.mark.parametrize("groups", [1, 2])
