@@ -11,8 +11,9 @@ input, checkpoints and most evaluations are inside. Runs of v0.5 log their evalu
 left out. DIR has clones of the repositories, named as on GitHub, bare or not.
 
 The forecasts are those of the plain peer (scripts/bench/peers) and of our own step, for the slice
-in the row and the same batch per device. Rows with a remark weigh less. Needs libtpu (requirements-tpu.txt); compiling a program
-takes minutes, and is kept. The errors belong into engine/forecast/calibration.py.
+in the row and the same batch per device. Rows with a remark weigh less: they are outside of the
+first interval. Needs libtpu (requirements-tpu.txt); compiling a program takes minutes, and is kept.
+The errors belong into engine/forecast/calibration.py.
 """
 
 import argparse
