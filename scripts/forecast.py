@@ -18,9 +18,13 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import argparse
+import importlib.util
 import json
 import math
 from collections.abc import Iterable, Sequence
+
+if importlib.util.find_spec("jax") is None:
+    sys.exit(f'jax is not installed for {sys.executable}: pip install "jax[tpu]"')
 
 from common import cli, entry
 from common.errors import INVALID, ConfigError, UserError, count
@@ -36,6 +40,8 @@ give yours as --chip_hour_price."""
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the forecast of each slice; returns 0 if the program fits all of them, else 1."""
     flags = _flags(argv)
+    if flags.figure and not os.path.isdir(os.path.dirname(flags.figure) or "."):
+        raise UserError(f"--figure={flags.figure}: there is no such folder", INVALID)
     all_: list[Forecast] = []
     try:
         for one in forecasts(flags.program, flags.tpu, flags.examples, flags.chip_hour_price):
@@ -49,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             entry.result(json.dumps([one.numbers() for one in all_], indent=2) + "\n")
         elif any(one.program for one in all_):
             print(NOTE)
-        if flags.figure and all_:
+        if flags.figure and any(one.program for one in all_):
             _write(flags.figure, draw(all_))
     return int(any(one.error for one in all_))
 
@@ -194,7 +200,11 @@ def _flags(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("program", help="module:make, path/to/file.py:make, or a StableHLO file")
-    add("--tpu", default="v5e-8", help="slices such as v5e-8, v4:2x2x1, v3-32, with commas; or all")
+    add(
+        "--tpu",
+        default="v5e-8",
+        help="slices such as v5e-8 (the default), v4:2x2x1, v3-32, with commas; or all",
+    )
     add("--examples", type=cli.integer(1), metavar="N", help="that one call works on")
     add("--chip_hour_price", type=_price_of_chip, metavar="USD", help="Google's list price if none")
     add("--figure", metavar="FILE.svg", help="draw the time by operation")

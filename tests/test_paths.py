@@ -76,7 +76,7 @@ ALLOWED = {  # by file: the calls
     "common/preparation/sources.py": "os.* tarfile.open zipfile.ZipFile",
     "scripts/prepare.py": "os.path.*",
     "scripts/archives.py": "open os.* shutil.* .makedirs tarfile.open zipfile.ZipFile",
-    "scripts/forecast.py": "open",
+    "scripts/forecast.py": "open os.path.isdir",
     "scripts/gradient.py": "os.*",
     "scripts/public_sets.py": "os.makedirs .makedirs",
 }

@@ -115,7 +115,7 @@ def row(outcome: Outcome, price: float | None = None) -> dict[str, Any]:
         "price": chip.price,
         "dollars": hours * chip.price,
     }
-    error = calibration.error(chip)
+    error = train.error
     numbers |= _intervals(numbers, error) | {"calibration": error.described()}
     if outcome.stages:
         numbers["stages"] = [_stage(stage, job, topology, chip.price) for stage in outcome.stages]
@@ -138,7 +138,7 @@ def _stage(stage: Stage, job: Job, topology: Topology, price: float) -> dict[str
         "chip_hours": hours,
         "dollars": hours * price,
     }
-    return numbers | _intervals(numbers, calibration.error(topology.chip))
+    return numbers | _intervals(numbers, stage.program.error)
 
 
 def _intervals(numbers: Mapping[str, Any], error: calibration.Error) -> dict[str, list[float]]:

@@ -104,7 +104,7 @@ class Forecast:
     @property
     def error_of_times(self) -> calibration.Error:
         """How far measured runs were from such forecasts."""
-        return calibration.error(self.topology.chip)
+        return self.program.error if self.program else calibration.error(self.topology.chip)
 
     @property
     def seconds_interval(self) -> Interval:
@@ -163,7 +163,7 @@ class Forecast:
                 "flops_per_device": program.flops,
                 "bytes_per_device": program.moved,
                 "bound": program.bound,
-                "operations": [one._asdict() for one in self.dearest()],
+                "operations": [one._asdict() for one in self.dearest(count=None)],
                 "collectives": {
                     name: {"count": count, "bytes": size}
                     for name, (count, size) in program.collectives.items()
@@ -186,8 +186,11 @@ class Forecast:
             for name, value in found.items()
         }
 
-    def dearest(self, count: int = 10) -> list[Group]:
-        """The operations that take the most time in one call; those of one line of code as one."""
+    def dearest(self, count: int | None = 10) -> list[Group]:
+        """The operations that take the most time in one call; those of one line of code as one.
+
+        None is all of them.
+        """
         groups: dict[Any, list[Operation]] = {}
         for one in self.program.operations if self.program else ():
             if one.times * one.seconds:
@@ -328,8 +331,8 @@ def _named(program: str) -> tuple[str, str]:
             return os.path.abspath(program), ""
         else:
             message = (
-                f"{program!r} names no program: write module:make, path/to/file.py:make, or the "
-                "path of a StableHLO file"
+                f"{program}: there is no such file; write module:make, path/to/file.py:make, or "
+                "the path of a StableHLO file"
             )
         raise ConfigError(message, INVALID)
     is_file = where.endswith(".py") or "/" in where

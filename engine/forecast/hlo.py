@@ -79,6 +79,11 @@ class Instruction:
         return _CALLED.findall(self.line) + self.branches
 
     @property
+    def is_weighed(self) -> bool:
+        """Whether a scope says how often the true branch of a conditional runs."""
+        return bool(_RARELY.search(self.scopes))
+
+    @property
     def chances(self) -> list[float]:
         """The probability with which each of `called` runs."""
         count, rarely = len(self.branches), _RARELY.search(self.scopes)

@@ -70,6 +70,7 @@ class Operations:
     all: tuple[Operation, ...]
     collectives: dict[str, tuple[float, float]]  # kind: (how many, bytes that a device sends)
     unknown_loops: int  # how many loops have an unknown number of trips; each counts once
+    branches: int  # how many conditionals, whose branches all count as equally likely
 
 
 def read(
@@ -84,7 +85,7 @@ def read(
     the number of an equal one. `coordinates` are those of `collectives.read`.
     """
     computations, entry = hlo.parse_computations(text)
-    places, unknown = hlo.Places(text), 0
+    places, unknown, branches = hlo.Places(text), 0, 0
     found: list[tuple[Operation, str]] = []
     sums: dict[str, tuple[float, float]] = {}
     waiting = [(entry, 1, 1.0, True)]
@@ -114,12 +115,13 @@ def read(
             if instruction.opcode == "while":
                 trips = hlo.trips(instruction, inside, computations)
                 unknown += trips is None
+            branches += instruction.opcode == "conditional" and not instruction.is_weighed
             runs_others = on_its_own and instruction.opcode in _RUNS
             called = zip(instruction.called, instruction.chances, strict=True)
             waiting += [(one, times * (trips or 1), chance * of, runs_others) for one, of in called]
     equal = {kernel: bundles[cost.name] for cost, kernel in found if cost.name in bundles}
     operations = [_with_bundles(cost, kernel, bundles, equal, topology) for cost, kernel in found]
-    return Operations(tuple(operations), sums, unknown)
+    return Operations(tuple(operations), sums, unknown, branches)
 
 
 def _cost(

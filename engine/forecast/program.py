@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from common.errors import count
-from engine.forecast import cache, operations, timing
+from engine.forecast import cache, calibration, operations, timing
 from engine.forecast.operations import Operation
 from engine.forecast.topology import Topology
 
@@ -23,6 +23,7 @@ class Program:
     operations: tuple[Operation, ...]
     collectives: dict[str, tuple[float, float]]  # kind: (how many, bytes that a device sends)
     unknown_loops: int  # how many loops have an unknown number of trips; each counts once
+    branches: int  # how many conditionals; each branch counts as equally likely
     compile_seconds: float
     parameters: tuple[int, ...] = ()  # the size of each argument that it uses, with its padding
 
@@ -61,6 +62,13 @@ class Program:
         return max(self.limits, key=lambda name: self.limits[name])
 
     @property
+    def error(self) -> calibration.Error:
+        """How far its time may be off; no run is faster than `limits`."""
+        found = calibration.error(self.topology.chip)
+        fastest = max(self.limits.values()) / self.seconds if self.seconds else 0.0
+        return dataclasses.replace(found, least=max(found.least, fastest))
+
+    @property
     def notes(self) -> list[str]:
         """What is not known of its time, as sentences."""
         lines = []
@@ -69,8 +77,9 @@ class Program:
             runs = round(sum(kernel.times for kernel in kernels))
             milliseconds = 1e3 * sum(kernel.times * kernel.seconds for kernel in kernels)
             lines.append(
-                f"{runs} runs of kernels without an estimate count as {milliseconds:.1f} ms: each "
-                "is the longer of bytes / bandwidth and bundles / clock; their FLOPs are not known"
+                f"{count(runs, 'run')} of kernels without an estimate count as {milliseconds:.1f} "
+                "ms: each is the longer of bytes / bandwidth and bundles / clock; their FLOPs, and "
+                "blocks that they fetch twice, are not known"
             )
         if unknown := [kernel.name for kernel in kernels if kernel.bundles is None]:
             lines.append(
@@ -82,6 +91,13 @@ class Program:
                 f"too short: {count(len(sorts), 'sort')} count as if each read and wrote its data "
                 "once"
             )
+        if self.branches:
+            lines.append(
+                f"{count(self.branches, 'conditional')}: each of its branches counts as equally "
+                "likely"
+            )
+        if not self.seconds:
+            lines.append("it computes nothing: does the function return its results?")
         if self.unknown_loops:
             lines.append(
                 f"too short: {count(self.unknown_loops, 'loop')} of unknown length, which may "
@@ -109,6 +125,7 @@ def compile_program(lowered: Any, topology: Topology, say: Callable[[str], None]
         operations=found.all,
         collectives=found.collectives,
         unknown_loops=found.unknown_loops,
+        branches=found.branches,
         compile_seconds=facts.seconds,
         parameters=tuple(facts.parameters),
     )

@@ -29,14 +29,13 @@ def read(path: str, devices: Sequence[Any]) -> Any:
         raise ConfigError(f"{path}: {error.strerror}", INVALID) from error
     if data.startswith(_BYTECODE) or b"func.func" in data:
         return Module(path, data, devices)
+    neither = f"{path} is neither StableHLO (lowered.as_text() or its bytecode) nor of jax.export"
+    if data.isascii():
+        raise ConfigError(neither, INVALID)
     try:
         exported = jax.export.deserialize(bytearray(data))
     except Exception as error:
-        raise ConfigError(
-            f"{path} is neither StableHLO (lowered.as_text() or its bytecode) nor what "
-            f"jax.export serialises: {one_line(error)}",
-            INVALID,
-        ) from error
+        raise ConfigError(f"{neither}: {one_line(error)}", INVALID) from error
     if "tpu" not in exported.platforms:
         raise ConfigError(
             f"{path} is for {', '.join(exported.platforms)}: export it with "

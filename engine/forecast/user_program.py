@@ -17,6 +17,7 @@ import re
 import sys
 import sysconfig
 import traceback
+import types
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
@@ -179,7 +180,8 @@ def lower(made: Any, devices: Sequence[Any]) -> tuple[Any, int | None]:
         functools.partial(_abstract, devices[0].platform), arguments
     )
     if not hasattr(function, "trace"):  # equinox's jitted functions trace arrays alone, not shapes
-        wrapped = hasattr(function, "lower") and hasattr(function, "__wrapped__")
+        is_pmap = isinstance(function, types.FunctionType)
+        wrapped = hasattr(function, "lower") and hasattr(function, "__wrapped__") and not is_pmap
         function = _jitted(function.__wrapped__ if wrapped else function, arguments)
         arguments = jax.tree.map(lambda leaf: leaf if _is_array(leaf) else None, arguments)
     # Tracing may compute constants, on the CPU; lowering asks for which device the program is.

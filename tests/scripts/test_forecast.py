@@ -106,7 +106,7 @@ def test_json(capsys):
     assert (good["examples_per_second_least"], good["examples_per_second"]) == (400, 500)
     assert good["dollars_per_million"] == pytest.approx(9.6 / 3600 / 500 * 1e6)
     assert good["dollars_per_million_most"] == pytest.approx(1.25 * good["dollars_per_million"])
-    assert good["operations"][0]["place"] == "/home/me/loop.py:7" and len(good["operations"]) == 10
+    assert good["operations"][0]["place"] == "/home/me/loop.py:7" and len(good["operations"]) == 12
     assert good["operations"][0]["seconds"] == pytest.approx(0.032)
     assert good["collectives"] == {"all-reduce": {"count": 3, "bytes": 4_000_000}}
     assert good["versions"]["jax"] and good["calibration"]["date"]

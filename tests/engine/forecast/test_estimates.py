@@ -40,6 +40,7 @@ TRAIN = Program(
     ),
     collectives={"all-reduce": (3, 102_425_264)},
     unknown_loops=0,
+    branches=0,
     compile_seconds=90.5,
 )
 PREDICT = dataclasses.replace(
@@ -133,6 +134,23 @@ def test_a_loop_of_unknown_length_is_said():
     unknown = dataclasses.replace(TRAIN, unknown_loops=1)
     row = estimates.row(dataclasses.replace(GOOD, train=unknown))
     assert "v3:2x2: too short: 1 loop of unknown length" in estimates.tables([row], "images")
+
+
+def test_no_interval_begins_before_the_fastest_that_the_chip_can_be():
+    """61.5 TFLOP/s of a v3 core: 0.0615 TFLOP take 1 ms at least."""
+    fast = dataclasses.replace(TRAIN, operations=(operation(0.001, flops=61_500_000_000),))
+    assert fast.error.least == pytest.approx(1.0)
+    assert lasting(0.5).error.least == calibration.error(V3.chip).least
+
+
+def test_what_is_not_known_is_said():
+    assert TRAIN.notes == []
+    (branches,) = dataclasses.replace(TRAIN, branches=2).notes
+    assert branches.startswith("2 conditionals: ")
+    (nothing,) = dataclasses.replace(TRAIN, operations=()).notes
+    assert "computes nothing" in nothing
+    sort = operation(0.1, opcode="sort", sorts=True)
+    assert "1 sort " in dataclasses.replace(TRAIN, operations=(sort,)).notes[0]
 
 
 def test_a_note_says_what_kernels_count():

@@ -98,7 +98,7 @@ def nested() -> Any:
     [
         (lambda devices: None, "write it to a file"),
         (nested(), "write it to a file"),
-        ("steps", "'steps' names no program: write module:make"),
+        ("steps", "steps: there is no such file; write module:make"),
         ("steps.py", "which function of it.*steps.py:make"),
         ("no_such.py:make", "there is no file no_such.py"),
         ("a/b:make", "there is no file a/b"),

@@ -140,7 +140,7 @@ metadata={op_name="jit(step)/cond"}
 
 
 def test_one_branch_of_a_conditional_runs():
-    assert cycles(BRANCHES) == 550
+    assert cycles(BRANCHES) == 550 and read(BRANCHES).branches == 1
     three = BRANCHES.replace("%dear.2}", "%dear.2, %dear.2}")
     assert cycles(three) == 700
     either = BRANCHES.replace(
@@ -150,7 +150,7 @@ def test_one_branch_of_a_conditional_runs():
     assert cycles(either) == 550
     assert cycles(either.replace("jit(step)/cond", "one_step_in_10/cond")) == 90 + 100
     tenth = BRANCHES.replace("jit(step)/cond", "jit(step)/one_step_in_10/cond")
-    assert cycles(tenth) == 90 + 100
+    assert cycles(tenth) == 90 + 100 and read(tenth).branches == 0
 
 
 def test_a_program_of_this_machine():

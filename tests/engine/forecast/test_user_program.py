@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from common import errors
 from common.errors import ConfigError
-from engine.forecast import forecasts, user_program
+from engine.forecast import cache, forecasts, user_program
 from engine.forecast.forecasts import Answer, Request
 from engine.forecast.user_program import ProgramError
 
@@ -73,6 +73,12 @@ def test_a_shard_map_is_on_all_devices_of_its_mesh():
     mesh, spec = Mesh(np.array(DEVICES[:4]), ("d",)), PartitionSpec("d")
     mapped = jax.shard_map(lambda a: a * 2, mesh=mesh, in_specs=spec, out_specs=spec)
     assert len(user_program.placement(lowered((mapped, (X,))))) == 4
+
+
+def test_a_pmap_is_on_all_its_devices():
+    mean = jax.pmap(lambda a: jax.lax.pmean(a.sum(), "d"), axis_name="d", devices=DEVICES)
+    step = lowered((mean, (jax.ShapeDtypeStruct((8, 2, 16), jnp.float32),)))
+    assert len(cache.placement(step)) == 8
 
 
 def test_constants_may_be_computed_while_a_program_is_traced():
