@@ -180,10 +180,12 @@ def lower(made: Any, devices: Sequence[Any]) -> tuple[Any, int | None]:
         functools.partial(_abstract, devices[0].platform), arguments
     )
     if not hasattr(function, "trace"):  # equinox's jitted functions trace arrays alone, not shapes
+        # A pmap is a function that would lose its axis without its wrapper.
         is_pmap = isinstance(function, types.FunctionType)
-        wrapped = hasattr(function, "lower") and hasattr(function, "__wrapped__") and not is_pmap
-        function = _jitted(function.__wrapped__ if wrapped else function, arguments)
+        function = function if is_pmap else getattr(function, "__wrapped__", function)
+        function = _jitted(function, arguments)
         arguments = jax.tree.map(lambda leaf: leaf if _is_array(leaf) else None, arguments)
+    examples = None if examples is None else int(examples)
     # Tracing may compute constants, on the CPU; lowering asks for which device the program is.
     traced = function.trace(*arguments)
     with jax.default_device(devices[0]):
