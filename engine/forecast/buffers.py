@@ -9,7 +9,7 @@ the compiler writes where and when each array lies, before it gives up, as text 
 
 Parameters and lasting arrays have the compiler's sizes; if a program does not fit, their sum with
 the temporaries is what the message says that it needs. Of programs that fit, `temp_size_in_bytes`
-had more than the temporaries here: 0.6 % of 4.9 GB in a Transformer's step, 130 MB in 15 small
+had more than the temporaries here: 0.6 % of 4.9 GB in one train step, 130 MB in 15 small
 sharded programs at most. What was alive at the peak filled 0.88 to 1.0 of them: the rest is lost
 between arrays.
 """

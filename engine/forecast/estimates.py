@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from common.progress import hms
-from engine.forecast import calibration
+from engine.forecast import cache, calibration
 from engine.forecast.program import Program
 from engine.forecast.topology import Topology, machines
 
@@ -116,7 +116,8 @@ def row(outcome: Outcome, price: float | None = None) -> dict[str, Any]:
         "dollars": hours * chip.price,
     }
     error = train.error
-    numbers |= _intervals(numbers, error) | {"calibration": error.described()}
+    numbers |= _intervals(numbers, error)
+    numbers |= {"calibration": error.described(), "versions": cache.versions()}
     if outcome.stages:
         numbers["stages"] = [_stage(stage, job, topology, chip.price) for stage in outcome.stages]
     if job.input_rates:

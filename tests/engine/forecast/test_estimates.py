@@ -85,6 +85,7 @@ def test_times_prices_and_rates_have_an_interval(monkeypatch):
     assert row["examples_per_second_interval"] == pytest.approx([1024 / 0.175, 1024 / 0.112])
     assert row["dollars_interval"] == pytest.approx([0.8 * row["dollars"], 1.25 * row["dollars"]])
     assert row["calibration"]["date"] and "libtpu" in row["calibration"]["forecasts_by"]
+    assert row["versions"]["jax"]
     text = estimates.tables([row], "images")
     assert "140.0 (112.0 to 175.0)" in text and "7,314 (5,851 to 9,143)" in text
     assert "v3: guess." in text
