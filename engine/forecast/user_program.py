@@ -71,15 +71,12 @@ def _world(devices: Sequence[Any], path: Sequence[str]) -> Iterator[None]:
     before, sys.path[:] = sys.path[:], path
     local = [device for device in devices if device.process_index == devices[0].process_index]
     hosts = len({device.process_index for device in devices})
-    answers = {"default_backend": "tpu", "process_count": hosts}
+    answers: dict[str, Any] = {"default_backend": "tpu", "process_count": hosts}
     answers |= {"device_count": len(devices), "local_device_count": len(local)}
+    answers |= {"devices": devices, "local_devices": local}
     try:
         with contextlib.ExitStack() as stack:
             for name, value in answers.items():
-                stack.enter_context(
-                    mock.patch.object(jax, name, _answer(getattr(jax, name), value))
-                )
-            for name, value in {"devices": devices, "local_devices": local}.items():
                 patch = _answer(getattr(jax, name), value)
                 stack.enter_context(mock.patch.object(jax, name, patch))
             for module, name in (

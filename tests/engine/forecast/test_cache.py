@@ -98,11 +98,11 @@ def test_flags_are_in_the_key_and_the_folder_of_the_kernels_is_not(folder, monke
     assert lowered.compilations == 1
 
 
-@pytest.mark.parametrize("content", [b"", b"no gzip", gzip.compress(b"{}"), gzip.compress(b"[")])
+@pytest.mark.parametrize("content", ["", "no gzip", "{}", "["])
 def test_a_damaged_file_is_replaced(content, folder):
     facts(Lowered())
     (path,) = folder.glob("*.json.gz")
-    path.write_bytes(content)
+    path.write_bytes(gzip.compress(content.encode()) if content in "{}[" else content.encode())
     assert facts(lowered := Lowered())[0].arguments == 100 and lowered.compilations == 1
     facts(lowered := Lowered())
     assert lowered.compilations == 0
