@@ -153,6 +153,7 @@ def test_one_branch_of_a_conditional_runs():
     assert cycles(tenth) == 90 + 100 and read(tenth).branches == 0
 
 
+@pytest.mark.usefixtures("lines_in_programs")
 def test_a_program_of_this_machine():
     """The CPU's compiler estimates no cycles; the text has the same form."""
     text = jax.jit(lambda x: jnp.tanh(x) @ x).lower(jnp.ones((8, 8))).compile().as_text()

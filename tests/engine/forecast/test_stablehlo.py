@@ -27,6 +27,7 @@ def read(path: Any, content: str | bytes, devices: Any = DEVICES) -> Any:
     return stablehlo.read(str(path), devices)
 
 
+@pytest.mark.usefixtures("lines_in_programs")
 @pytest.mark.parametrize(("shape", "used"), [(X, 1), (spread(), 8)])
 def test_text_and_bytecode(shape, used, tmp_path):
     lowered = jax.jit(lambda a: (a @ a).sum()).lower(shape)
