@@ -53,7 +53,7 @@ class Compiled:
 def compiled_facts(lowered: Any, topology: Topology, say: Callable[[str], None]) -> Compiled:
     """Compiles a program that jax has lowered for a slice, or takes the facts from the folder.
 
-    `say` gets what a user waits for: "probably 20 s to 2 min", "done before, the result is kept".
+    `say` gets what a user waits for: "probably 20 s to 2 min", "compiled before: ...".
     """
     folder = os.path.expanduser(FOLDER)
     path = os.path.join(folder, f"{_key(lowered, topology)}.json.gz")

@@ -29,6 +29,14 @@ class Error:
     most: float
     source: str  # where they come from, as a sentence
 
+    def of_time(self, value: float) -> tuple[float, float]:
+        """The interval of a number that grows with the time, such as dollars."""
+        return self.least * value, self.most * value
+
+    def of_rate(self, value: float) -> tuple[float, float]:
+        """The interval of a number that falls with the time, such as examples per second."""
+        return value / self.most, value / self.least
+
     def described(self) -> dict[str, Any]:
         """The error with the date and the versions of the forecasts, for JSON."""
         return dataclasses.asdict(self) | {"date": DATE, "forecasts_by": VERSIONS}

@@ -146,12 +146,11 @@ def _intervals(numbers: Mapping[str, Any], error: calibration.Error) -> dict[str
     """The interval of each number that is a time, a price or a rate, as NAME_interval."""
     times = ("step_seconds", "epoch_seconds", "evaluation_seconds", "run_seconds")
     found = {
-        name: [error.least * numbers[name], error.most * numbers[name]]
+        name: [*error.of_time(numbers[name])]
         for name in (*times, "chip_hours", "dollars")
         if name in numbers
     }
-    rate = numbers["examples_per_second"]
-    found["examples_per_second"] = [rate / error.most, rate / error.least]
+    found["examples_per_second"] = [*error.of_rate(numbers["examples_per_second"])]
     return {f"{name}_interval": interval for name, interval in found.items()}
 
 

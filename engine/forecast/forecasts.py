@@ -119,8 +119,7 @@ class Forecast:
     @property
     def rate_interval(self) -> Interval:
         """The interval of the examples per second."""
-        error, rate = self.error_of_times, self.examples_per_second
-        return rate / error.most, rate / error.least
+        return self.error_of_times.of_rate(self.examples_per_second)
 
     @property
     def dollars_per_million(self) -> float:
@@ -129,7 +128,7 @@ class Forecast:
 
     def interval_of(self, value: float) -> Interval:
         """The interval of a number that grows with the time, such as the dollars."""
-        return value * self.error_of_times.least, value * self.error_of_times.most
+        return self.error_of_times.of_time(value)
 
     def numbers(self) -> dict[str, Any]:
         """All of it for JSON, which has no nan: None is not known."""

@@ -88,37 +88,34 @@ def read(
     places, unknown, branches = hlo.Places(text), 0, 0
     found: list[tuple[Operation, str]] = []
     sums: dict[str, tuple[float, float]] = {}
-    waiting = [(entry, 1, 1.0, True)]
+    waiting = [(entry, 1, 1.0)]
     while waiting:
-        name, times, chance, on_its_own = waiting.pop()
+        name, times, chance = waiting.pop()
         inside = computations.get(name, {})
         for instruction in inside.values():
-            if on_its_own:
-                cost = _cost(instruction, inside, computations, topology)
-                if sent := collectives.read(
-                    instruction, inside, computations, topology, coordinates
-                ):
-                    cost = _with_links(cost, sent)
-                    count, size = sums.get(sent.kind, (0.0, 0.0))
-                    runs = chance * times
-                    sums[sent.kind] = count + runs, size + runs * sent.sent
-                fused = [*hlo.with_fused(instruction, computations)]
-                kernel = next(filter(None, map(_kernel, fused)), "")
+            cost, runs = _cost(instruction, inside, computations, topology), chance * times
+            if sent := collectives.read(instruction, inside, computations, topology, coordinates):
+                cost = _with_links(cost, sent)
+                count, size = sums.get(sent.kind, (0.0, 0.0))
+                sums[sent.kind] = count + runs, size + runs * sent.sent
+            fused = [*hlo.with_fused(instruction, computations)]
+            kernel = next(filter(None, map(_kernel, fused)), "")
+            if kernel or cost.cycles or cost.flops or cost.moved or cost.link_seconds:
+                place = places.of(instruction)
                 sorts = any(x.opcode == "sort" or x.target == "TopK" for x in fused)
-                if kernel or cost.cycles or cost.flops or cost.moved or cost.link_seconds:
-                    place = places.of(instruction)
-                    cost = dataclasses.replace(
-                        cost, times=chance * times, place=place, sorts=sorts and not cost.cycles
-                    )
-                    found.append((cost, kernel))
+                cost = dataclasses.replace(
+                    cost, times=runs, place=place, sorts=sorts and not cost.cycles
+                )
+                found.append((cost, kernel))
+            if instruction.opcode not in _RUNS:
+                continue
             trips: int | None = 1
             if instruction.opcode == "while":
                 trips = hlo.trips(instruction, inside, computations)
                 unknown += trips is None
             branches += instruction.opcode == "conditional" and not instruction.is_weighed
-            runs_others = on_its_own and instruction.opcode in _RUNS
             called = zip(instruction.called, instruction.chances, strict=True)
-            waiting += [(one, times * (trips or 1), chance * of, runs_others) for one, of in called]
+            waiting += [(one, times * (trips or 1), chance * of) for one, of in called]
     equal = {kernel: bundles[cost.name] for cost, kernel in found if cost.name in bundles}
     operations = [_with_bundles(cost, kernel, bundles, equal, topology) for cost, kernel in found]
     return Operations(tuple(operations), sums, unknown, branches)

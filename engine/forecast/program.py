@@ -1,6 +1,7 @@
 """Compiles a step for a slice, and says what one run of it costs a device."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,13 +43,13 @@ class Program:
         """Bytes to and from the HBM."""
         return sum(operation.times * operation.moved for operation in self.operations)
 
-    @property
+    @functools.cached_property
     def seconds(self) -> float:
         """The forecast of its time; copies and collectives beside other work are hidden by it."""
         work = sum(operation.times * operation.seconds for operation in self.operations)
         return max(work, *self.limits.values())
 
-    @property
+    @functools.cached_property
     def limits(self) -> dict[str, float]:
         """The seconds that its FLOPs, its bytes and its collectives need at the published rates."""
         flops = sum(operation.times * operation.bf16_flops for operation in self.operations)
@@ -147,5 +148,6 @@ def combine(programs: Sequence[Program], steps: Sequence[int] = ()) -> Program:
         max(programs, key=lambda program: program.memory),
         operations=tuple(operations),
         unknown_loops=max(program.unknown_loops for program in programs),
+        branches=max(program.branches for program in programs),
         compile_seconds=sum(program.compile_seconds for program in programs),
     )
