@@ -244,6 +244,8 @@ class Trainer:
         """Says how many examples the data hold, and what else is to be known about them."""
         run, say = self.run, self.reporter.say
         text = f"data: {self.plan.num_examples:,} {run.benchmark.unit} to train"
+        if part := run.benchmark.part.describe():
+            text += f" ({part})"
         if self.evaluating:
             text += f"; {run.benchmark.num_examples('eval'):,} to evaluate"
         say(text)
@@ -283,11 +285,12 @@ def _plan(run: Run, splits: Sequence[str]) -> Plan:
 
     If the config declares how many examples there are, mistakes in it are found before that.
     """
-    declared = run.benchmark.declared_examples("train")
-    plan = make_plan(run.settings, run.benchmark, declared) if declared else None
+    benchmark = run.benchmark
+    declared = 0 if benchmark.part else benchmark.declared_examples("train")
+    plan = make_plan(run.settings, benchmark, declared) if declared else None
     if not run.settings.mlperf.format:
         run.open_data(*splits)
-    return plan or make_plan(run.settings, run.benchmark, run.benchmark.num_examples("train"))
+    return plan or make_plan(run.settings, benchmark, benchmark.num_examples("train"))
 
 
 def _close(close: Callable[[], None]) -> None:

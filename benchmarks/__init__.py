@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks.base import Benchmark, Model
 from benchmarks.fake import FAKE, without_data
+from benchmarks.part import Part
 from common import foreign
 from common.errors import CheckpointError, ConfigError
 
@@ -52,9 +53,16 @@ def load(config: Any, cache_dir: str) -> Benchmark:
     Raises:
       ConfigError: there is no such benchmark, or its config cannot work.
     """
-    make = module(config.benchmark).make
+    make, part = module(config.benchmark).make, Part(config.get("train_fraction", 1.0), config.seed)
     if config.get("dataset") != FAKE:
-        return make(config, cache_dir)
+        benchmark = make(config, cache_dir)
+        benchmark.part = part
+        return benchmark
+    if part:
+        raise ConfigError(
+            f"config.train_fraction={part.fraction:g}: config.dataset={FAKE!r} has no data of "
+            "which to take a part; leave one of the two out"
+        )
     config = config.copy_and_resolve_references()
     with config.unlocked():
         config.data_dir = ""  # sizes are the config's, else the published ones

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from benchmarks.part import Part
 from benchmarks.uses import Imported, Uses
 
 BATCH_NORM_AXIS = "group"  # the mesh axis of `config.bn_span` devices that share BatchNorm's mean
@@ -97,6 +98,9 @@ class Benchmark(abc.ABC):
     data are then those of the published data. `open` opens a split; modes without data never call
     it. The batches, `score` and all else that is about the data come after it.
     """
+
+    # The part of the training data that the run uses; `benchmarks.load` sets it, `open` takes it.
+    part: Part = Part()
 
     # A run has reached its target when it has reached all of them. `open` may set other values.
     targets: tuple[Target, ...]

@@ -1,12 +1,17 @@
 """What benchmarks on records share: they open the files, count the records and order them."""
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+import numpy as np
+
 from benchmarks.base import Benchmark, Identity
-from common.data import files
+from common.data import caches, files
 from common.data.order import Order
 from common.data.shards import Shards
 from common.errors import ConfigError
+from common.tensorflow import tensorflow
 
 
 class RecordFiles(NamedTuple):
@@ -66,12 +71,23 @@ class RecordBenchmark(Benchmark, Generic[Source]):
                     f"{len(set(shards.paths))} files: if these are all, "
                     f"--config.{key}={shards.total}"
                 )
+            if split == "train" and self.part:
+                choice = self.part.choose(shards.total, *self.strata(source))
+                source = self.take(source, choice)
             self._sources[split] = source
         return self.num_examples(split)
 
     def source(self, split: str) -> Source:
         """The records of a split that is opened."""
         return self._sources[split]
+
+    def strata(self, source: Source) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """What a part of the training examples keeps: see the arguments of `Part.choose`."""
+        return None, None
+
+    def take(self, source: Any, kept: np.ndarray) -> Any:
+        """A source with only the examples of `kept`, bool[n]."""
+        return dataclasses.replace(source, shards=source.shards.only(kept))
 
     def decode_all(self, source: Source) -> None:
         """Decodes every record that the scan has not decoded; DataError if one cannot be."""
@@ -121,7 +137,51 @@ class RecordBenchmark(Benchmark, Generic[Source]):
         """Estimates the training records in a host's memory: three blocks for each stream."""
         shards = self.source("train").shards
         examples = 3 * min(self.keys.shuffle_buffer_size, shards.total)
-        counts: dict[str, int] = {}
-        for path, count in zip(shards.paths, shards.counts, strict=True):  # may name a file twice
-            counts[path] = counts.get(path, 0) + count
+        counts: dict[str, int] = {}  # of all records, because the files' sizes are those of all
+        left_out = shards.left_out or ((),) * len(shards.paths)
+        for path, count, others in zip(shards.paths, shards.counts, left_out, strict=True):
+            counts[path] = count + len(others)
         return files.bytes_of(examples, [*counts], [*counts.values()]) // num_shards
+
+
+GROUP = "image/group"  # which examples belong together; `scripts.prepare --group` writes it
+
+
+def labels_and_groups(
+    shards: Shards, cache: str, label: str = ""
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """int64[n], the values of the feature `label`, and [n], the group of each example.
+
+    The files are read through once; `common.data.caches.scan_files` keeps the result in `cache`.
+    None without a `label`, and where no record has a group.
+    """
+    tf = tensorflow()
+    features: dict[str, Any] = {GROUP: tf.io.FixedLenFeature([], tf.string, default_value="")}
+    features |= {label: tf.io.FixedLenFeature([], tf.int64)} if label else {}
+
+    def scan(path: str) -> dict[str, Any]:
+        columns: dict[str, list[Any]] = {name: [] for name in features}
+
+        def add(chunk: Any, first: int) -> None:
+            for name, values in tf.io.parse_example(chunk, features).items():
+                columns[name] += values.numpy().tolist()
+
+        caches.count_records(path, add, "a schema of images")
+        return columns | {GROUP: [group.decode(errors="replace") for group in columns[GROUP]]}
+
+    paths = [*dict.fromkeys(shards.paths)]  # the groups of one split may share files
+    of_file = dict(zip(paths, caches.scan_files(paths, scan, cache, [label]), strict=True))
+
+    def column(name: str) -> np.ndarray:
+        left_out: Sequence[Sequence[int]] = shards.left_out or ((),) * len(shards.paths)
+        return np.concatenate(
+            [
+                np.delete(np.array(of_file[path][name]), np.array(others, np.int64))
+                for path, others in zip(shards.paths, left_out, strict=True)
+            ]
+        )
+
+    groups = column(GROUP)
+    alone = groups == ""
+    groups = np.where(alone, np.char.add("#", np.arange(len(groups)).astype(str)), groups)
+    return column(label) if label else None, None if alone.all() else groups

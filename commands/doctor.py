@@ -209,7 +209,8 @@ def _data(case: Case) -> Iterator[Finding]:
     settings, benchmark = case.settings, case.open_data()
     train, held_out = map(benchmark.num_examples, ("train", "eval"))
     check_count(benchmark)
-    yield Finding("ok", f"{train:,} {benchmark.unit} to train, {held_out:,} to evaluate")
+    part = f" ({text})" if (text := benchmark.part.describe()) else ""
+    yield Finding("ok", f"{train:,} {benchmark.unit} to train{part}, {held_out:,} to evaluate")
     if train < settings.train_batch_size:
         text = f"a batch of {settings.train_batch_size} is more than one epoch"
         yield Finding("warn", text, "set a smaller --config.train_batch_size")

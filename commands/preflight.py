@@ -125,7 +125,8 @@ def compiled(
         devices: Any = topologies.get_topology_desc(one.name, "tpu", **one.options).devices
         programs = Programs.make(settings, devices=devices)
         benchmark = programs.benchmark
-        examples = benchmark.nominal_examples("train") or benchmark.open("train")
+        nominal = round(settings.train_fraction * benchmark.nominal_examples("train"))
+        examples = nominal or benchmark.open("train")
         plan = make_plan(settings, benchmark, examples)
         if benchmark.declared_examples("train"):
             check_plan(programs, plan, programs.abstract_state(plan), True)

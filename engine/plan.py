@@ -73,6 +73,8 @@ class RunKeys:
     check_devices_every: Annotated[int, "[0, 1e9]"]
     compilation_cache: str
     mlperf: LogKeys
+    # Checkpoints of before 0.4.0 have none.
+    train_fraction: Annotated[float, "(0, 1]"] = dataclasses.field(default=1.0, kw_only=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +109,11 @@ def read_settings(config: Any, workdir: str = "", origin: Mapping[str, Any] = {}
     if values.gradient_clip_per_device and not values.gradient_clip_norm:
         raise ConfigError(
             "config.gradient_clip_per_device=True needs a norm: set config.gradient_clip_norm"
+        )
+    if values.train_fraction < 1 and values.mlperf.format:
+        raise ConfigError(
+            f"config.train_fraction={values.train_fraction:g}: MLPerf's rules want all training "
+            "data; leave it out, or set config.mlperf.format=''"
         )
     load = functools.partial(benchmarks.load, config)
     return Settings(

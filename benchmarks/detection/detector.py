@@ -12,7 +12,7 @@ from benchmarks.base import Group, HostBatch, Identity, Spec, Target
 from benchmarks.detection import coco, records, weights
 from benchmarks.detection.scoring import Scorer, headline
 from benchmarks.detection.settings import Data, Settings
-from benchmarks.records import RecordBenchmark, RecordFiles, Source
+from benchmarks.records import RecordBenchmark, RecordFiles, Source, labels_and_groups
 from common.data import files
 from common.data.decoding import Reader
 from common.errors import ConfigError, DataError
@@ -138,6 +138,10 @@ class Detector(RecordBenchmark[Source]):
                 f"which only {side} have: they must be of one data set, and complete"
             )
         return source
+
+    def strata(self, source: Any) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """The groups of images that belong together; an image has objects of several classes."""
+        return labels_and_groups(source.shards, f"{self.cache_dir}/part.json")
 
     def decode_all(self, source: Any) -> None:
         def decode(serialized: Any, only_jpeg: bool) -> dict[str, Any]:

@@ -94,6 +94,7 @@ class Ncf(Benchmark):
     """
 
     data: Interactions  # who rated what, once that is opened: both splits
+    complete: Interactions  # the same without `config.train_fraction`, for the evaluation
 
     def __init__(self, settings: Settings, cache_dir: str):
         self.targets = (Target(f"hr_at_{models.TOP}", settings.target),)
@@ -125,6 +126,10 @@ class Ncf(Benchmark):
                     f"config.{key}={getattr(settings, key)}, but {settings.data_dir} holds {size}: "
                     f"is it the right data set? If so, use {flags}, or 0 for each"
                 )
+        self.complete = data
+        if self.part:
+            data = data.only(self.part.choose(data.num_positives, strata=data.users))
+            sizes = _sizes(data)
         epoch = data.num_positives * (1 + settings.train_negatives)
         if epoch > np.iinfo(np.int32).max:
             raise DataError(
@@ -136,9 +141,15 @@ class Ncf(Benchmark):
         return self.num_examples(split)
 
     @functools.cached_property
-    def _sampler(self) -> NegativeSampler:
+    def _samplers(self) -> dict[str, NegativeSampler]:
+        """By split; a model of a part of the ratings ranks the same items as one of all."""
         keys = self.settings
-        return NegativeSampler(self.data, keys.seed, keys.train_negatives, keys.eval_negatives)
+        rules = keys.seed, keys.train_negatives, keys.eval_negatives
+        train = NegativeSampler(self.data, *rules)
+        return {
+            "train": train,
+            "eval": NegativeSampler(self.complete, *rules) if self.part else train,
+        }
 
     def num_examples(self, split: str) -> int:
         return self._count(split, _sizes(self.data))
@@ -188,17 +199,17 @@ class Ncf(Benchmark):
     def train_batches(
         self, batch_size: int, shard: int, num_shards: int, start_step: int
     ) -> Iterator[HostBatch]:
-        return self._sampler.train_batches(batch_size, shard, num_shards, start_step)
+        return self._samplers["train"].train_batches(batch_size, shard, num_shards, start_step)
 
     def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
-        return self._sampler.eval_batches(batch_size, shard, num_shards)
+        return self._samplers["eval"].eval_batches(batch_size, shard, num_shards)
 
     def train_ids(self, batch_size: int, step: int) -> list[int]:
         positions = np.arange(step * batch_size, (step + 1) * batch_size)
-        return self._sampler.examples(positions)[1].tolist()
+        return self._samplers["train"].examples(positions)[1].tolist()
 
     def describe_examples(self, ids: list[int]) -> list[str]:
-        return [self._sampler.describe(i) for i in ids]
+        return [self._samplers["train"].describe(i) for i in ids]
 
     def run_notes(self, norm_examples: int, evaluating: bool) -> list[str]:
         if not self.default_patience:
@@ -213,7 +224,7 @@ class Ncf(Benchmark):
         self, split: str, batch_size: int, num_shards: int
     ) -> dict[tuple[str, ...], int]:
         keys = ("train_batch_size",) if split == "train" else ("eval_batch_size", "eval_negatives")
-        index, batches = self._sampler.host_bytes(split, batch_size // num_shards)
+        index, batches = self._samplers[split].host_bytes(split, batch_size // num_shards)
         return {(): index, keys: batches}
 
     def fake_batch(self, spec: Spec, draw: np.random.Generator) -> HostBatch:

@@ -36,8 +36,7 @@ class NegativeSampler:
     def __init__(self, data: Interactions, seed: int, train_negatives: int, eval_negatives: int):
         self._data, self._seed = data, seed
         self._per_positive, self._eval_negatives = 1 + train_negatives, eval_negatives
-        counts = np.diff(data.starts)
-        self._users = np.repeat(np.arange(data.num_users, dtype=np.int32), counts)
+        self._users, counts = data.users, np.diff(data.starts)
         # For each positive: how many smaller items its user does not train on. These counts rise
         # within a user, so a bisection finds the n-th item that a user does not train on.
         gaps = data.items - (np.arange(len(data.items)) - data.starts[self._users])

@@ -215,6 +215,16 @@ class Interactions:
         """Pairs of a user and an item to train on."""
         return len(self.items)
 
+    def only(self, kept: np.ndarray) -> "Interactions":
+        """The same users and items with only the positives of `kept`, bool[positives]."""
+        starts = np.append(0, np.cumsum(kept))[self.starts]
+        return dataclasses.replace(self, starts=starts, items=self.items[kept])
+
+    @property
+    def users(self) -> np.ndarray:
+        """int32[positives], the user of each positive."""
+        return np.repeat(np.arange(self.num_users, dtype=np.int32), np.diff(self.starts))
+
     @property
     def rows_digest(self) -> str:
         """A digest of the ids of users and items, which number the rows of the model's tables."""

@@ -107,7 +107,7 @@ class NcfUses(Items):
 
     def rated(self, user: int) -> np.ndarray:
         """The rows of the rated items, the held-out one included."""
-        data = self._benchmark.data
+        data = self._benchmark.complete
         items = data.items[data.starts[user] : data.starts[user + 1]]
         return np.append(items, data.held_out[user])
 

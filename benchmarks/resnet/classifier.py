@@ -25,7 +25,7 @@ from benchmarks.base import (
     Terms,
     mean_scores,
 )
-from benchmarks.records import RecordBenchmark, RecordFiles
+from benchmarks.records import RecordBenchmark, RecordFiles, labels_and_groups
 from benchmarks.resnet import architecture, losses, records
 from benchmarks.resnet.input import regularisation
 from benchmarks.resnet.input.regularisation import Mixed
@@ -96,6 +96,10 @@ class ImageClassifier(RecordBenchmark[Source]):
             cache = f"{self.cache_dir}/train_labels.json"
             self.class_weights = records.class_weights(self.source("train"), cache)
         return count
+
+    def strata(self, source: Source) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """The classes, and the groups of photos that belong together."""
+        return labels_and_groups(source.shards, f"{self.cache_dir}/part.json", source.label_key)
 
     def decode_all(self, source: Source) -> None:
         def decode(serialized: Any, only_jpeg: bool) -> dict[str, Any]:

@@ -31,6 +31,18 @@ class Shards:
         """Examples in all files."""
         return sum(self.counts)
 
+    def only(self, kept: np.ndarray) -> "Shards":
+        """The same files, in which only the examples of `kept`, bool[total], are left."""
+        counts, left_out = [], []
+        of_files = np.split(kept, np.cumsum(self.counts)[:-1])
+        for file, of_file in enumerate(of_files):
+            without = np.array(self.left_out[file] if self.left_out else (), np.int64)
+            records = np.zeros(len(of_file) + len(without), bool)
+            records[np.delete(np.arange(len(records)), without)] = of_file
+            counts.append(int(of_file.sum()))
+            left_out.append(tuple(np.flatnonzero(~records).tolist()))
+        return Shards(self.paths, tuple(counts), tuple(left_out))
+
     def where(self, example: int) -> str:
         """The file and the record of an example, in words."""
         return record_name(*self.place(example))
@@ -83,10 +95,12 @@ def read_some(shards: Shards, examples: Sequence[int] | np.ndarray) -> list[byte
 def _examples(shards: Shards, file: Any, records: Any) -> Any:
     """The records of a file, by its number as a tensor, without those that are left out."""
     tf = tensorflow()
-    positions = tf.constant([p for row in shards.left_out for p in row], tf.int64)
-    ends = tf.constant(first_examples([len(row) for row in shards.left_out]))
-    left_out = positions[ends[file] : ends[file + 1]]
-    examples = records.enumerate().filter(lambda n, record: tf.reduce_all(left_out != n))
+    sizes = [n + len(row) for n, row in zip(shards.counts, shards.left_out, strict=True)]
+    first, is_example = first_examples(sizes), np.ones(sum(sizes), bool)
+    for begin, row in zip(first, shards.left_out, strict=False):
+        is_example[begin + np.array(row, np.int64)] = False
+    begins, kept = tf.constant(first), tf.constant(is_example)
+    examples = records.enumerate().filter(lambda n, record: kept[begins[file] + n])
     return examples.map(lambda n, record: record)
 
 

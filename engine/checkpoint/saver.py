@@ -217,6 +217,12 @@ def compare(
     except CheckpointError:
         compare_data(programs, peek(source) or {}, source, data)
         raise
+    then, now = manifest["config"].get("train_fraction", 1.0), programs.settings.train_fraction
+    if then != now:
+        raise CheckpointError(
+            f"config.train_fraction={now:g}, but {source} was trained on {then:g} of the data: a "
+            "run on another part is another run; give another --workdir"
+        )
     accepted, notes = compare_data(programs, manifest, source, data)
     model_state = items["model"]["model_state"]
     notes += changed_settings(programs, manifest, num_examples, model_state)

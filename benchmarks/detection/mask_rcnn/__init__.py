@@ -89,6 +89,9 @@ class MaskRcnn(Detector[AspectRatioGroups]):
             return AspectRatioGroups((source,))
         return AspectRatioGroups.by_orientation(source)
 
+    def take(self, source: AspectRatioGroups, kept: np.ndarray) -> AspectRatioGroups:
+        return source.only(kept)
+
     def decode_all(self, source: AspectRatioGroups) -> None:
         for part in source.sources:
             super().decode_all(part)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from benchmarks.detection.records import Source, marked_shards
+from benchmarks.detection.records import Source
 from benchmarks.detection.settings import Data
 from common.data.order import Order, Permutation, hash64
 from common.data.shards import Shards
@@ -38,6 +38,12 @@ class AspectRatioGroups:
         columns = ((part.paths, part.counts, part.left_out) for part in parts)
         return Shards(*(sum(column, ()) for column in zip(*columns, strict=True)))
 
+    def only(self, kept: np.ndarray) -> "AspectRatioGroups":
+        """The groups with only the images of `kept`, bool[n], in the order of `shards`."""
+        ends = np.cumsum([source.shards.total for source in self.sources])[:-1]
+        parts = zip(self.sources, np.split(kept, ends), strict=True)
+        return AspectRatioGroups(tuple(_part(source, of_group) for source, of_group in parts))
+
     @property
     def image_ids(self) -> tuple[int, ...]:
         """The ids of the images to evaluate in the annotations; () to train."""
@@ -46,14 +52,8 @@ class AspectRatioGroups:
 
 def _part(source: Source, chosen: np.ndarray) -> Source:
     """Some images of a source, chosen bool[n]."""
-    shards, examples = source.shards, []
-    for file, of_file in enumerate(np.split(chosen, np.cumsum(shards.counts)[:-1])):
-        left_out = shards.left_out[file]
-        records = np.zeros(len(of_file) + len(left_out), bool)
-        records[np.delete(np.arange(len(records)), left_out)] = of_file
-        examples.append(records)
     ids = tuple(np.array(source.image_ids)[chosen].tolist()) if source.image_ids else ()
-    return Source(marked_shards(shards.paths, examples), source.category_ids, ids)
+    return Source(source.shards.only(chosen), source.category_ids, ids)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -108,6 +108,8 @@ class Gnmt(Translator):
                 f"newstest2014.de into {settings.data_dir}, or give "
                 f"--config.num_eval_sentences={WMT['eval']}"
             )
+        if split == "train" and self.part:
+            corpus = corpus.take(np.flatnonzero(self.part.choose(len(corpus))))
         return corpus
 
     def record_files(self, split: str) -> Sequence[str]:
