@@ -19,7 +19,7 @@ from typing import Any
 
 from common import cli, entry, locks
 from common.data import data_manifest, files
-from common.errors import UserError, one_line, some
+from common.errors import UserError, one_line, parse_json, some
 from common.images import photos
 from common.preparation import arguments, unread
 from common.preparation.folders import DatasetFormat, Folder
@@ -56,6 +56,9 @@ _FAR_MORE = 20  # times the files of a second format: then that one is of stray 
 _PATIENCE = 240  # seconds for the measurement of a step
 _TRAIN = "train on them: "  # in the last line of a preparation, before the command
 _TRAIN_FILE = "train.json"  # with that command, in prepare_state
+# The training examples from which on a set is large, by the first of these units that its data
+# manifest counts; "examples" are photos, or rows of text, which hold several pairs.
+_LARGE = {"pairs": 1_000_000, "ratings": 10_000_000, "examples": 20_000}
 
 
 def parse(name: str, argv: Sequence[str]) -> argparse.Namespace:
@@ -327,7 +330,18 @@ def _finish(line: str, out: str, args: argparse.Namespace) -> None:
         subprocess.run([sys.executable, *words[1:], *price])
     else:
         print(f"what it costs on a slice: add {shlex.join(price)} to the last line", flush=True)
+    if _is_small(out):
+        text = "would more data help: add --mode=scaling to the last line"
+        print(f"{text} (as long as two to four runs)", flush=True)
     print(f"{_TRAIN.strip()}\n{command}")
+
+
+def _is_small(out: str) -> bool:
+    """Whether the data manifest counts fewer training examples than a large set has."""
+    content = parse_json(data_manifest.read_bytes(out) or b"{}")
+    counts = content["splits"]["train"] | content.get("counts", {})
+    unit = next(unit for unit in _LARGE if unit in counts)
+    return counts[unit] < _LARGE[unit]
 
 
 def pace(flags: Sequence[str]) -> str:

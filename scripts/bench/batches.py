@@ -21,23 +21,9 @@ def without_data(config: Any) -> Any:
 
 
 def first(programs: Programs) -> HostBatch:
-    """The first global batch of training, on the host."""
+    """The first global batch of training, on the host, without the time that the host took."""
     benchmark = programs.benchmark
     benchmark.open("train")
     benchmark.set_total_steps(1000)  # the sizes of images may follow from the length of the run
-    return without_clock(next(benchmark.train_batches(programs.settings.train_batch_size, 0, 1, 0)))
-
-
-def without_clock(batch: HostBatch) -> HostBatch:
-    """A batch without the leaf that says how long the host took."""
+    batch = next(benchmark.train_batches(programs.settings.train_batch_size, 0, 1, 0))
     return {name: x for name, x in batch.items() if name != "host_seconds"}
-
-
-def fitting(lowered: list[Any], batch: HostBatch) -> Any:
-    """The program for the shapes of `batch`, out of [(batch, program), ...]."""
-    shapes = {name: x.shape for name, x in batch.items()}
-    return next(
-        program
-        for specs, program in lowered
-        if all(x.shape == shapes[name] for name, x in specs.items())
-    )

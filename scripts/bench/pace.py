@@ -7,19 +7,15 @@ batch, and prints a line after each, so that one may stop it early. It writes no
 programs, which the run then finds in the cache.
 """
 
-import time
 from typing import Any
 
-import jax
 from absl import app, flags
 
 import main as program
 from common import entry
 from common.progress import duration
-from engine import compiler, devices, environment, sharding
-from engine.plan import Programs, evaluated_weights, make_plan, read_settings
-from scripts.bench import batches
-from scripts.bench.step import make_step
+from engine import compiler, devices, environment, pace
+from engine.plan import Programs, make_plan, read_settings
 
 
 def main(argv: Any) -> None:
@@ -31,28 +27,13 @@ def main(argv: Any) -> None:
         environment.keep_freed_memory()
     compiler.use_cache(settings.compilation_cache)
     programs = Programs.make(settings)
-    benchmark = programs.benchmark
-    plan = make_plan(settings, benchmark, benchmark.open("train"))
-    stream = benchmark.train_batches(settings.train_batch_size, 0, 1, 0)
-    step = make_step(programs, batches.without_clock(next(stream)))
-    step()  # warms up
-    started = time.monotonic()
-    next(stream)  # measures the input; this batch may have another shape
-    step()
-    seconds, steps = time.monotonic() - started, plan.total_steps
+    plan = make_plan(settings, programs.benchmark, programs.benchmark.open("train"))
+    seconds, steps = pace.seconds_per_step(programs, plan), plan.total_steps
     text = f"on this machine: {seconds:.3g} s/step measured, {steps:,} steps"
     print(f"{text}: about {duration(steps * seconds)}", flush=True)
-    state = programs.initial_state(plan)
-    count = -(-benchmark.open("eval") // settings.eval_batch_size)
-    stream = benchmark.eval_batches(settings.eval_batch_size, 0, 1)
-    batch = batches.without_clock(next(stream))
-    predict = batches.fitting(programs.lower_predict(state), batch).compile()
-    arrays = jax.device_put(batch, sharding.batch_sharding(programs.mesh))
-    started = time.monotonic()
-    jax.block_until_ready(predict(*evaluated_weights(state), arrays))
-    total = steps * seconds + plan.evaluations * count * (time.monotonic() - started)
-    text += f" and {plan.evaluations:,} evaluations"
-    print(f"{text}: about {duration(total)}", flush=True)
+    evaluations = plan.evaluations
+    total = steps * seconds + evaluations * pace.seconds_per_evaluation(programs, plan)
+    print(f"{text} and {evaluations:,} evaluations: about {duration(total)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -27,12 +27,11 @@ from typing import Any
 import jax
 from etils import epath
 
-from benchmarks.base import HostBatch
 from commands import preflight
 from commands import recipe as recipes
 from common import cli, entry
 from common.errors import ConfigError
-from engine import compiler, devices, environment, sharding
+from engine import compiler, devices, environment, pace
 from engine.forecast import topology
 from engine.plan import Programs, make_plan, read_settings
 from scripts.bench import batches, peers
@@ -137,7 +136,9 @@ def prepare(flags: argparse.Namespace) -> tuple[Any, Mapping[str, Callable[[], A
     config.eval_batch_size = count
     programs = Programs.make(read_settings(config.lock()))
     batch, steps = batches.first(programs), {}
-    ours = make_step(programs, batch)
+    examples = programs.benchmark.nominal_examples("train") or programs.benchmark.open("train")
+    plan = make_plan(programs.settings, programs.benchmark, examples)
+    ours = pace.make_step(programs, plan, batch)
     if torch:
         steps[_PEERS[flags.peer]] = on_torch.make_step(torch, programs, batch)
     elif flags.peer:
@@ -155,26 +156,6 @@ def least(steps: Sequence[Callable[[], Any]], rounds: int) -> list[float]:
             if turn >= 2:
                 best[i] = min(best[i], time.perf_counter() - started)
     return [1e3 * seconds for seconds in best]
-
-
-def make_step(programs: Programs, batch: HostBatch) -> Callable[[], None]:
-    """A function that takes a train step on a batch."""
-    benchmark, mesh = programs.benchmark, programs.mesh
-    examples = benchmark.nominal_examples("train") or benchmark.open("train")
-    plan = make_plan(programs.settings, benchmark, examples)
-    abstract = programs.abstract_state(plan)
-    abstract_totals = programs.abstract_totals(abstract)
-    lowered = programs.lower_train(plan, abstract, abstract_totals)
-    compiled, seed = batches.fitting(lowered, batch).compile(), programs.seed()
-    state, totals = programs.initial_state(plan), programs.zeros(abstract_totals)()
-    arrays = jax.device_put(batch, sharding.batch_sharding(mesh))
-
-    def step() -> None:
-        nonlocal state, totals
-        state, totals, loss = compiled(seed, state, totals, arrays)
-        loss.block_until_ready()
-
-    return step
 
 
 def table(rows: list[Row]) -> str:

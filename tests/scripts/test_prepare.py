@@ -1,5 +1,6 @@
 """`python -m scripts.prepare`: its list of preparations, and what it does with a path."""
 
+import io
 import json
 import re
 import shlex
@@ -7,11 +8,13 @@ import shutil
 import types
 
 import pytest
+from PIL import Image
 
 from benchmarks.ncf.preparation import interactions, recognise
 from common.data import storage
 from common.preparation import folders
 from scripts import prepare, public_sets
+from tests.helpers.preparation import place
 from tests.test_main import ROOT
 
 
@@ -94,7 +97,8 @@ class Stub(types.SimpleNamespace):
 
     def prepare(self, args):
         storage.write(f"{args.out}/train-00000-of-00001", [json.dumps(vars(args)).encode()])
-        storage.write(f"{args.out}/manifest.json", [b"{}"])
+        manifest = {"splits": {"train": {"examples": 19_999}}}
+        storage.write(f"{args.out}/manifest.json", [json.dumps(manifest).encode()])
         return (
             f"1 image is in {args.out}; train on them: python main.py --config.data_dir={args.out}"
         )
@@ -138,10 +142,10 @@ def test_a_path_is_prepared_and_its_command_printed(data, capsys):
     code, lines, _ = typed(capsys, "my photos/", "--seed=3", "--untimed")
     assert code == 0 and lines[1] == "found: files of .png"
     command = "python main.py --config.data_dir=data/my-photos"
-    assert lines[-3:] == [
-        "what it costs on a slice: add --mode=preflight --tpu=v5e-8 to the last line",
-        *("train on them:", command),
-    ]
+    assert lines[-4] == (
+        "what it costs on a slice: add --mode=preflight --tpu=v5e-8 to the last line"
+    )
+    assert "--mode=scaling" in lines[-3] and lines[-2:] == ["train on them:", command]
     records = data / "data" / "my-photos" / "train-00000-of-00001"
     arguments = {"train": "my photos/set", "seed": "3", "out": "data/my-photos"}
     assert json.loads(records.read_text()) == arguments
@@ -149,7 +153,7 @@ def test_a_path_is_prepared_and_its_command_printed(data, capsys):
     assert shlex.split(line)[4:] == ["imagenet"] + [f"--{k}={v}" for k, v in arguments.items()]
     code, lines, _ = typed(capsys, "data/my-photos")
     assert code == 0 and lines[-1].endswith(f"are ready; train on them: {command}")
-    (records.parent / "manifest.json").unlink()  # interactions have none
+    (records.parent / "manifest.json").unlink()  # made-up ratings have none
     assert typed(capsys, "data/my-photos")[0:2] == (0, lines)
     storage.write(f"{records.parent}/prepare_state/plan.json", [b"{}"])
     code, _, (line,) = typed(capsys, "data/my-photos")
@@ -258,3 +262,55 @@ def test_refusals(argv, part, data, capsys):
     code, _, (line,) = typed(capsys, *argv)
     assert code == 2 and line.startswith("prepare") and part in line
     assert sorted(data.rglob("*")) == before
+
+
+# --- Real files of each kind.
+
+
+def jpeg(shade):
+    file = io.BytesIO()
+    Image.new("RGB", (64, 64), (shade, 0, 0)).save(file, "JPEG")
+    return file.getvalue()
+
+
+KINDS = {  # files, and how many of what they have to train on
+    "photos": ({f"{'ab'[i % 2]}/{i}.jpg": jpeg(9 * i) for i in range(20)}, "examples"),
+    "boxes": (
+        {f"images/{'val' if i < 4 else 'train'}/{i}.jpg": jpeg(9 * i) for i in range(20)}
+        | {f"labels/{'val' if i < 4 else 'train'}/{i}.txt": "0 .5 .5 .2 .4\n" for i in range(20)}
+        | {"data.yaml": "names: ['cat']\n"},
+        "examples",
+    ),
+    "pairs": (
+        {
+            f"{split}.{language}": "".join(f"{word} {i} {split}\n" for i in range(count))
+            for split, count in (("train", 40), ("val", 10))
+            for language, word in (("de", "Hunde"), ("en", "dogs"))
+        },
+        "pairs",
+    ),
+    "ratings": (
+        {
+            "log.csv": "user,item,time\n"
+            + "".join(f"{u},{(u + i) % 12},{i}\n" for u in range(12) for i in range(6))
+        },
+        "ratings",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_small_set_is_told_how_to_ask_for_more(kind, tmp_path, monkeypatch, capsys):
+    """The limit is set to as many as the result's line says, then to one more."""
+    files, unit = KINDS[kind]
+    place(tmp_path / "data", files)
+    out = tmp_path / "out"
+    printed = [typed(capsys, f"{tmp_path}/data", f"--out={out}", "--untimed")]
+    (number,) = (line.split()[0] for line in printed[0][1] if f" in {out} (" in line)
+    for limit in (int(number), int(number) + 1):
+        monkeypatch.setitem(prepare._LARGE, unit, limit)
+        printed.append(typed(capsys, f"{tmp_path}/data", f"--out={out}", "--untimed"))
+    asks = [["--mode=scaling" in line for line in lines[-4:]] for _, lines, _ in printed]
+    assert [code for code, _, _ in printed] == [0, 0, 0]
+    assert asks == [[0, 1, 0, 0], [0, 0, 0, 0], [0, 1, 0, 0]]
+    assert all(lines[-1].startswith("python main.py ") for _, lines, _ in printed)

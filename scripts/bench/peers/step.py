@@ -18,11 +18,11 @@ from benchmarks.base import HostBatch
 from benchmarks.resnet.classifier import ImageClassifier
 from commands import preflight
 from common.layers import space_to_depth
-from engine import compiler, sharding
+from engine import compiler, pace, sharding
 from engine import step as ours
 from engine.forecast import kernels
 from engine.plan import Plan, Programs
-from scripts.bench import batches, peers
+from scripts.bench import peers
 from scripts.bench.peers import Peer
 
 
@@ -99,7 +99,7 @@ def make_step(programs: Programs, batch: HostBatch) -> Callable[[], None]:
         mean, std = (np.array(values, np.float32) for values in (spec.mean, spec.std))
         batch["image"] = (batch["image"] - mean) / std
     lowered = lower(programs)
-    compiled = batches.fitting(lowered, batch).compile()
+    compiled = pace.fitting(lowered, batch).compile()
     state = jax.jit(
         lambda: first(peer, jax.random.key(0)), out_shardings=sharding.replicated(mesh)
     )()

@@ -1,0 +1,76 @@
+"""Measures how long a run takes on these devices, before it begins.
+
+Each function compiles one program, which the run then finds in the cache. All processes of a run
+call it together.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+
+from engine import sharding
+from engine.feed import Feed
+from engine.plan import Plan, Programs, evaluated_weights
+
+
+def seconds_per_step(programs: Programs, plan: Plan) -> float:
+    """The seconds of a train step and of its input, after a step that warms up.
+
+    Of several shapes of batches, it is the first batch's step. The plan opened the training data.
+    """
+    size, shard = programs.settings.train_batch_size, (jax.process_index(), jax.process_count())
+    batches = iter(Feed(programs.benchmark.train_batches(size, *shard, 0), programs.mesh, ahead=0))
+    step = make_step(programs, plan, next(batches))
+    step()
+    started = time.monotonic()
+    next(batches)  # measures the input; this batch may have another shape
+    step()
+    return time.monotonic() - started
+
+
+def seconds_per_evaluation(programs: Programs, plan: Plan) -> float:
+    """The seconds of the predictions for all evaluation examples; their score is not in it.
+
+    It is the time of the first batch times the number of batches. Opens the evaluation data.
+    """
+    benchmark, size = programs.benchmark, programs.settings.eval_batch_size
+    count = -(-benchmark.open("eval") // size)
+    shard = jax.process_index(), jax.process_count()
+    batch = next(iter(Feed(benchmark.eval_batches(size, *shard), programs.mesh, ahead=0)))
+    state = programs.initial_state(plan)
+    predict = fitting(programs.lower_predict(state), batch).compile()
+    started = time.monotonic()
+    jax.block_until_ready(predict(*evaluated_weights(state), batch))
+    return count * (time.monotonic() - started)
+
+
+def make_step(programs: Programs, plan: Plan, batch: Mapping[str, Any]) -> Callable[[], None]:
+    """A function that takes a train step on a global batch, each time the same, and waits for it.
+
+    `batch` is on the host or on the devices, of one of the shapes that the benchmark declares.
+    """
+    abstract = programs.abstract_state(plan)
+    abstract_totals = programs.abstract_totals(abstract)
+    lowered = programs.lower_train(plan, abstract, abstract_totals)
+    compiled, seed = fitting(lowered, batch).compile(), programs.seed()
+    state, totals = programs.initial_state(plan), programs.zeros(abstract_totals)()
+    arrays = jax.device_put(batch, sharding.batch_sharding(programs.mesh))
+
+    def step() -> None:
+        nonlocal state, totals
+        state, totals, loss = compiled(seed, state, totals, arrays)
+        loss.block_until_ready()
+
+    return step
+
+
+def fitting(lowered: Iterable[Any], batch: Mapping[str, Any]) -> Any:
+    """The program for the shapes of `batch`, out of [(batch, program), ...]."""
+    shapes = {name: x.shape for name, x in batch.items()}
+    return next(
+        program
+        for specs, program in lowered
+        if all(x.shape == shapes[name] for name, x in specs.items())
+    )
