@@ -79,6 +79,10 @@ flags.register_validator(
     lambda price: price is None or 0 <= price <= 1e6,
     "must be 0 to 1e6 dollars",
 )
+flags.DEFINE_integer(
+    "seeds", 1, "With --mode=scaling: train the small parts so often, each with another seed."
+)
+flags.register_validator("seeds", lambda seeds: 1 <= seeds <= 100, "must be 1 to 100")
 _JSON = flags.DEFINE_bool("json", False, "With --mode=doctor or preflight: print JSON.")
 flags.DEFINE_bool(
     "full", False, "With --mode=doctor: read all records, and write the index that the run reads."

@@ -274,6 +274,13 @@ class Benchmark(abc.ABC):
         """
         return []
 
+    def collected(self, count: int) -> tuple[float, str]:
+        """What so many training examples are made of, as people count what they collect.
+
+        Such as (29000.0, "pairs") for 2,018 rows that hold them.
+        """
+        return count, self.unit
+
     def describe_examples(self, ids: list[int]) -> list[str]:
         """The place of each training example in the data, for messages."""
         return [f"example {i}" for i in ids]

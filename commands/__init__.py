@@ -56,6 +56,11 @@ MODES = {
         ("checkpoint",),
         recipe="optional",
     ),
+    "scaling": Mode(
+        "commands.scaling:run",
+        "train on nested parts of the data, and say what twice as much would bring",
+        ("seeds",),
+    ),
     "doctor": Mode(
         "commands.doctor:run",
         "look for what would stop the run, and say how to fix it",

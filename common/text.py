@@ -5,7 +5,7 @@ import collections
 import re
 import shlex
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
 
 from common import limits
@@ -100,6 +100,18 @@ def normal_name(name: str) -> str:
     without width are not seen.
     """
     return " ".join(unicodedata.normalize("NFC", _NO_WIDTH.sub("", name)).split())
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Container[int]) -> list[str]:
+    """Rows of equally many cells as lines; columns in `right` are aligned at the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if i in right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def alike(names: Iterable[str]) -> list[list[str]]:

@@ -28,6 +28,7 @@ if importlib.util.find_spec("jax") is None:
 
 from common import cli, entry
 from common.errors import INVALID, ConfigError, UserError, count
+from common.text import aligned
 from engine.forecast.figure import draw
 from engine.forecast.forecasts import Forecast, forecasts
 
@@ -165,15 +166,7 @@ def _operations(one: Forecast) -> list[str]:
         numbers = share, _number(1e3 * each.seconds), f"{each.times:g}"
         name = each.scopes if len(each.scopes) <= 56 else f"...{each.scopes[-53:]}"
         rows.append((*numbers, each.name, _short(each.place), name))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    shown = []
-    for row in rows:
-        cells = [
-            cell.rjust(width) if i < 3 else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        shown.append(f"  {'  '.join(cells)}".rstrip())
-    return shown
+    return [f"  {line}" for line in aligned(rows, range(3))]
 
 
 def _short(place: str) -> str:

@@ -157,6 +157,9 @@ class Ncf(Benchmark):
     def declared_examples(self, split: str) -> int:
         return self._count(split, vars(self.settings))
 
+    def collected(self, count: int) -> tuple[float, str]:
+        return count / (1 + self.settings.train_negatives), "ratings"
+
     def data_sizes(self) -> dict[str, int]:
         return _sizes(self.data)
 
@@ -180,7 +183,7 @@ class Ncf(Benchmark):
         }
 
     def identity(self, split: str) -> Identity:
-        data = self.data
+        data = self.complete
         sizes = f"{data.num_positives:,} ratings to train on of {data.num_users:,} users"
         content = {"ratings": f"{sizes}, {data.num_items:,} items, CRC-32 {data.checksum:08x}"}
         names = ("num_users", "num_items", "rows_digest", "held_out")  # others were trained on

@@ -122,6 +122,11 @@ class Transformer(Translator, RecordBenchmark[records.Records]):
             return files.identity("eval text", self.settings.data_dir, [path], [count])
         return RecordBenchmark.identity(self, split).content
 
+    def collected(self, count: int) -> tuple[float, str]:
+        """A row of training holds several pairs of sentences."""
+        source = self.source("train")
+        return count * source.pairs / (self.part.complete or source.shards.total), "pairs"
+
     def train_rows(self) -> Sequence[Mapping[str, int]]:
         return [dict.fromkeys(FEATURES, self.settings.row_length)]
 

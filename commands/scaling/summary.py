@@ -1,0 +1,174 @@
+"""What the scores of the parts say about more data: as JSON, as lines, and for the report."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from benchmarks.uses import Exhibit, Picture
+from commands.scaling import law
+from commands.scaling.law import Law, Point, Unclear
+
+_TIMES = (2, 4)  # how much more data the summary foretells
+_NAMED = 5  # groups that the lines name
+_Content = Mapping[str, Any]
+
+
+class Result(NamedTuple):
+    """A run on a part of the data."""
+
+    fraction: float  # of the training data that the config asks for
+    seed: int
+    examples: int  # it was trained on
+    score: float  # of its best evaluation
+    step: int  # of that evaluation
+    groups: Mapping[str, tuple[float, int]]  # by `Benchmark.group_scores`
+    workdir: str
+
+
+def part_name(fraction: float) -> str:
+    """A share of the data in words, such as "1/8"."""
+    return "all" if fraction == 1 else str(Fraction(fraction).limit_denominator(1000))
+
+
+def points(about: _Content, results: Sequence[Result]) -> list[Point]:
+    """The runs for the law, with the number of what people collect, such as pairs."""
+    per_example = about["per_example"]
+    return [Point(round(x.examples * per_example), x.score, x.seed) for x in results]
+
+
+def describe(about: _Content, results: Sequence[Result], found: Law | Unclear) -> dict[str, Any]:
+    """The content of scaling.json; numbers that are infinite or unknown are None."""
+    measured = points(about, results)
+    content = {
+        **{key: about[key] for key in ("metric", "percent", "target", "unit", "left_out")},
+        "evaluated": f"{about['evaluated']:,} {about['evaluated_unit']}",
+        "parts": [
+            {**x._asdict(), "part": part_name(x.fraction), about["unit"]: point.examples}
+            for x, point in zip(results, measured, strict=True)
+        ],
+        "interval": "80 % of the probability",
+        "cannot_tell": found.reason if isinstance(found, Unclear) else "",
+        "groups": _groups(about, results),
+    }
+    if isinstance(found, Unclear):
+        return content
+    content["expected"] = [
+        {"times": times, about["unit"]: times * found.largest}
+        | _ends(found.score(times * found.largest))
+        for times in _TIMES
+    ]
+    content |= {"ceiling": _ends(found.ceiling), "exponent": _ends(found.exponent)}
+    content["noise"] = found.noise
+    if about["target"]:
+        content["needed"] = _ends(found.examples_for(about["target"]))
+    if check := law.backtest(measured, about["evaluated"]):
+        content["check"] = {"measured": check.measured, "inside": check.inside}
+        content["check"] |= _ends(check.expected)
+    return content
+
+
+def _groups(about: _Content, results: Sequence[Result]) -> list[dict[str, Any]]:
+    """The groups' own scores and what twice the data would bring, the greatest gain first."""
+    rows, measured = [], points(about, results)
+    for name in results[-1].groups:
+        own = [
+            dataclasses.replace(point, score=x.groups[name][0])
+            for point, x in zip(measured, results, strict=True)
+            if name in x.groups
+        ]
+        evaluated = results[-1].groups[name][1]
+        found = law.fit(own, evaluated)
+        rows.append({"name": name, "evaluated": evaluated, "scores": [x.score for x in own]})
+        if isinstance(found, Law):
+            rows[-1] |= {"gain_of_twice": _ends(found.gain(2 * found.largest))}
+    return sorted(rows, key=lambda row: -row.get("gain_of_twice", {"median": 0.0})["median"])
+
+
+def _ends(interval: law.Interval) -> dict[str, float | None]:
+    values = dataclasses.asdict(interval)
+    return {name: x if math.isfinite(x) else None for name, x in values.items()}
+
+
+def table(content: _Content) -> tuple[list[str], list[list[str]]]:
+    """The head and the rows of the scores, measured and expected."""
+    unit, number = content["unit"], _number(content)
+    rows = [
+        [row["part"], str(row["seed"]), f"{row[unit]:,}", number(row["score"]), "measured"]
+        for row in content["parts"]
+    ]
+    rows += [
+        [f"{row['times']}x", "", f"{row[unit]:,}", number(row["median"]), _span(content, row)]
+        for row in content.get("expected", ())
+    ]
+    return ["part", "seed", unit, content["metric"].replace("_", " "), "80 % interval"], rows
+
+
+def sentences(content: _Content) -> list[str]:
+    """What the law says, in sentences."""
+    number, unit = _number(content), content["unit"]
+    if content["cannot_tell"]:
+        return [f"Cannot tell what more data would bring: {content['cannot_tell']}."]
+    ceiling = content["ceiling"]
+    lines = [
+        f"The law's ceiling is {number(ceiling['median'])} ({_span(content, ceiling)}): no number "
+        f"of {unit} of this kind brings this recipe above it."
+    ]
+    if target := content["target"]:
+        lines.append(f"A score of {number(target)} needs {_needed(content)}.")
+    rising = [row for row in content["groups"] if "gain_of_twice" in row]
+    if content["groups"]:
+        named = ", ".join(
+            f"{row['name']} (+{number(row['gain_of_twice']['median'])})" for row in rising[:_NAMED]
+        )
+        lines.append(
+            f"Twice the data would bring most to: {named}."
+            if named
+            else "No group's own scores rise by more than chance: see scaling.json."
+        )
+    if check := content.get("check"):
+        inside = "inside" if check["inside"] else "OUTSIDE"
+        lines.append(
+            f"Check: the smaller parts alone foretold {number(check['median'])} "
+            f"({_span(content, check)}) for the largest; measured: {number(check['measured'])}, "
+            f"{inside}."
+        )
+    return lines
+
+
+def exhibit(content: _Content, picture: bytes) -> Exhibit:
+    """What the report shows."""
+    columns, rows = table(content)
+    return Exhibit(
+        title="More data",
+        text=" ".join([*sentences(content), *(f"Left out: {x}." for x in content["left_out"])]),
+        columns=columns,
+        rows=rows,
+        pictures=[Picture(picture, ["The score by the amount of training data"], wide=True)],
+    )
+
+
+def _number(content: _Content) -> Any:
+    return lambda x: f"{100 * x:.1f} %" if content["percent"] else f"{x:.3f}"
+
+
+def _span(content: _Content, ends: _Content) -> str:
+    number = _number(content)
+    return f"{number(ends['low'])} to {number(ends['high'])}"
+
+
+def _needed(content: _Content) -> str:
+    """How much data the target needs, in words."""
+    most = law.LIMIT * content["parts"][-1][content["unit"]]
+    low, median, high = (content["needed"][key] for key in ("low", "median", "high"))
+
+    def amount(x: float | None) -> str:
+        if x is None:
+            return f"more than {most:,}"
+        return f"{float(f'{x:.2g}'):,.0f}"
+
+    if median is None:
+        least = f"; at least {amount(low)}" if low is not None else ""
+        return f"{amount(None)} {content['unit']}, if it can be reached at all{least}"
+    return f"about {amount(median)} {content['unit']} ({amount(low)} to {amount(high)})"
