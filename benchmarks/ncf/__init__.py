@@ -21,7 +21,7 @@ from benchmarks.base import Benchmark, HostBatch, Identity, Model, Spec, Target,
 from benchmarks.ncf import models
 from benchmarks.ncf.input_pipeline import NegativeSampler
 from benchmarks.ncf.ratings import ML_20M, TARGET, Interactions, load_interactions
-from benchmarks.ncf.use import NcfUses
+from benchmarks.ncf.use import NcfUses, activity_scores
 from benchmarks.uses import Uses
 from common.errors import ConfigError, DataError
 from common.keys import Count, Seed, Share, read_config
@@ -94,6 +94,7 @@ class Ncf(Benchmark):
     """
 
     data: Interactions  # who rated what, once that is opened: both splits
+    activity: np.ndarray  # int64[users], training ratings of each user in the complete data
 
     def __init__(self, settings: Settings, cache_dir: str):
         self.targets = (Target(f"hr_at_{models.TOP}", settings.target),)
@@ -133,6 +134,7 @@ class Ncf(Benchmark):
             )
         target, self.default_patience = stopping(settings.target, sizes)
         self.targets, self.data = (Target(self.targets[0].metric, target),), data
+        self.activity = np.diff(data.starts)
         return self.num_examples(split)
 
     @functools.cached_property
@@ -257,6 +259,10 @@ class Ncf(Benchmark):
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         return mean_scores({k: x for k, x in row.items() if k != "user"} for row in rows)
+
+    def group_scores(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, tuple[float, int]]:
+        """The hit rate by the users' number of training ratings, in quarters of the users."""
+        return activity_scores(self.activity, rows)
 
     @property
     def uses(self) -> Uses:
