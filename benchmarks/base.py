@@ -9,8 +9,9 @@ Letters in shapes: B is the global batch, h one host's share of it, b one device
 """
 
 import abc
+import collections
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +19,7 @@ import numpy as np
 
 from benchmarks.part import Part
 from benchmarks.uses import Imported, Uses
+from common.errors import count
 
 BATCH_NORM_AXIS = "group"  # the mesh axis of `config.bn_span` devices that share BatchNorm's mean
 BATCH_AXES = ("groups", BATCH_NORM_AXIS)  # the mesh axes that every batch is sharded over
@@ -228,6 +230,16 @@ class Benchmark(abc.ABC):
         """`score`, and scores that take too long for training; --mode=eval and reports call it."""
         return self.score(rows)
 
+    def group_scores(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, tuple[float, int]]:
+        """The first target's metric in groups of the evaluated examples, from the rows of `score`.
+
+        Returns {name: (metric, number)}; {} where the examples have no groups. A group is a class
+        or category, or examples of similar size; `number` counts its examples, for detectors its
+        objects. The complete data decide the groups, so they are the same for every model, also for
+        those trained on a part.
+        """
+        return {}
+
     @property
     def uses(self) -> Uses:
         """What the trained models are good for, besides their score."""
@@ -367,3 +379,15 @@ def mean_scores(rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         for name, values in row.items():
             sums[name] = sums.get(name, 0.0) + float(np.sum(values, dtype=np.float64))
     return {name: total / count for name, total in sums.items()}
+
+
+def distinct(named: Sequence[tuple[int, str]]) -> list[str]:
+    """The names of (number, name) pairs; names that come again have their number: "crane (134)"."""
+    times = collections.Counter(name for _, name in named)
+    return [f"{name} ({number})" if times[name] > 1 else name for number, name in named]
+
+
+def span(values: np.ndarray, noun: str) -> str:
+    """The least and the largest of values int[n], n > 0: "1 to 9 tokens", or "1 token"."""
+    low, high = int(values.min()), int(values.max())
+    return f"{low:,} to {count(high, noun)}" if high > low else count(low, noun)

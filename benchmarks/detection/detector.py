@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.base import Group, HostBatch, Identity, Spec, Target
+from benchmarks.base import Group, HostBatch, Identity, Spec, Target, distinct
 from benchmarks.detection import coco, records, weights
 from benchmarks.detection.scoring import Scorer, headline
 from benchmarks.detection.settings import Data, Settings
@@ -236,6 +236,18 @@ class Detector(RecordBenchmark[Source]):
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         return self.scorer.score(rows)
+
+    def group_scores(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, tuple[float, int]]:
+        """COCO's AP of the boxes of each category that has objects to find, and their number."""
+        ap = self.scorer.quality(self.scorer.columns(rows)).ap
+        present, truth = np.flatnonzero(ap >= 0).tolist(), self.annotations
+        categories, objects = (
+            [truth.categories[k] for k in present],
+            truth.category_ids[~truth.crowd],
+        )
+        counts = (int(np.sum(objects == number)) for number, _ in categories)
+        scores = zip(ap[present].tolist(), counts, strict=True)
+        return dict(zip(distinct(categories), scores, strict=True))
 
     def headline(self, scores: Mapping[str, float]) -> Mapping[str, float]:
         return headline(scores)

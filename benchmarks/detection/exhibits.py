@@ -95,9 +95,8 @@ def judge(annotations: Annotations, quality: Quality) -> tuple[list[Mistake], np
 
 def _classes(annotations: Annotations, quality: Quality, counts: np.ndarray) -> Exhibit:
     """Average precision and the numbers of mistakes of each category that has an object."""
-    scored = np.flatnonzero((quality.precision > -1).any(axis=(0, 1)))
-    precision, counts = quality.precision[:, :, scored], counts[scored]
-    ap, ap50 = precision.mean(axis=(0, 1)), precision[0].mean(axis=0)
+    scored = np.flatnonzero(quality.ap >= 0)
+    ap, ap50, counts = quality.ap[scored], quality.precision[0].mean(axis=0)[scored], counts[scored]
     names = [annotations.categories[row][1] for row in scored]
     objects = counts[:, :2].sum(axis=1)
     rows, table = [], []

@@ -42,6 +42,11 @@ class Quality(NamedTuple):
     # For each image and category with an object or a detection, for objects of all sizes
     matches: list[Match]
 
+    @property
+    def ap(self) -> np.ndarray:
+        """float64[K], the mean `precision` of each category; -1 for one without an object."""
+        return self.precision.mean(axis=(0, 1))
+
 
 def quality(
     annotations: Annotations, detections: Mapping[str, Any], iou_type: str = "bbox"

@@ -21,7 +21,7 @@ from benchmarks.base import Benchmark, HostBatch, Identity, Model, Spec, Target,
 from benchmarks.ncf import models
 from benchmarks.ncf.input_pipeline import NegativeSampler
 from benchmarks.ncf.ratings import ML_20M, TARGET, Interactions, load_interactions
-from benchmarks.ncf.use import NcfUses
+from benchmarks.ncf.use import NcfUses, activity_scores
 from benchmarks.uses import Uses
 from common.errors import ConfigError, DataError
 from common.keys import Count, Seed, Share, read_config
@@ -271,6 +271,10 @@ class Ncf(Benchmark):
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         return mean_scores({k: x for k, x in row.items() if k != "user"} for row in rows)
+
+    def group_scores(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, tuple[float, int]]:
+        """The hit rate by the users' number of training ratings, in quarters of the users."""
+        return activity_scores(np.diff(self.complete.starts), rows)
 
     @property
     def uses(self) -> Uses:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from benchmarks.base import span
 from benchmarks.exhibits import csv_file, even_groups
 from benchmarks.ncf.models import TOP
 from benchmarks.ncf.names import NAMES, TITLES, Finder, read_names
@@ -113,9 +114,7 @@ class NcfUses(Items):
 
     def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
         """How well items are ranked that few or many users have rated."""
-        every = list(rows)
-        columns = {name: np.concatenate([row[name] for row in every]) for name in every[0]}
-        return [popularity(self._benchmark.data, columns)]
+        return [popularity(self._benchmark.data, by_user(rows))]
 
 
 def fit_vector(
@@ -146,15 +145,35 @@ def fit_vector(
     return vector
 
 
+def by_user(rows: Iterable[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The outputs of `Ncf.predict` for all users, [users], in their order in the data.
+
+    The order of `rows` depends on the number of hosts.
+    """
+    every = list(rows)
+    columns = {name: np.concatenate([row[name] for row in every]) for name in every[0]}
+    order = np.argsort(columns["user"])
+    return {name: values[order] for name, values in columns.items()}
+
+
+def activity_scores(
+    activity: np.ndarray, rows: Iterable[Mapping[str, np.ndarray]]
+) -> dict[str, tuple[float, int]]:
+    """`Ncf.group_scores` of users with so many training ratings, int64[users]."""
+    hit, scores = by_user(rows)[f"hr_at_{TOP}"].astype(np.float64), {}
+    for users in even_groups(activity, 4):
+        name = f"users with {span(activity[users], 'rating')}"
+        scores[name] = float(hit[users].mean()), len(users)
+    return scores
+
+
 def popularity(data: Interactions, columns: Mapping[str, np.ndarray]) -> Exhibit:
     """The hit rate by how often the held-out item was rated in training.
 
-    `columns` [users] are the outputs of `Ncf.predict` for all users. Their order depends on the
-    number of hosts.
+    `columns` [users] are those of `by_user`.
     """
     ratings = np.bincount(data.items, minlength=data.num_items)[data.held_out]
-    order = np.argsort(columns["user"])
-    hit, gain = (columns[f"{name}_at_{TOP}"][order].astype(np.float64) for name in ("hr", "ndcg"))
+    hit, gain = (columns[f"{name}_at_{TOP}"].astype(np.float64) for name in ("hr", "ndcg"))
     bars, table, mean = [], [], float(hit.mean())
     for users in even_groups(ratings, _GROUPS):
         low, high = int(ratings[users].min()), int(ratings[users].max())

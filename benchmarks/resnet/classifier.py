@@ -23,6 +23,7 @@ from benchmarks.base import (
     Stage,
     Target,
     Terms,
+    distinct,
     mean_scores,
 )
 from benchmarks.records import RecordBenchmark, RecordFiles, labels_and_groups
@@ -278,6 +279,16 @@ class ImageClassifier(RecordBenchmark[Source]):
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         names = ("loss", *self.proportions)
         return mean_scores({name: row[name] for name in names} for row in rows)
+
+    def group_scores(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, tuple[float, int]]:
+        """The accuracy of each class that has an evaluated image."""
+        parts = [(row["label"], row["top_1_accuracy"]) for row in rows]
+        labels, correct = map(np.concatenate, zip(*parts, strict=True))
+        counts, right = np.bincount(labels), np.bincount(labels, correct)
+        present, names = np.flatnonzero(counts).tolist(), self.source("eval").class_names
+        keys = distinct([(i, records.class_name(names, i)) for i in present])
+        scores = ((float(right[i] / counts[i]), int(counts[i])) for i in present)
+        return dict(zip(keys, scores, strict=True))
 
     @property
     def uses(self) -> Uses:

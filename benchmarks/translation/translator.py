@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.base import Benchmark, HostBatch, Identity, Spec, Target
+from benchmarks.base import Benchmark, HostBatch, Identity, Spec, Target, span
+from benchmarks.exhibits import even_groups
 from benchmarks.translation import beam_search, evaluation
 from benchmarks.translation.schema import check_vocabulary, read_pairs, vocabulary_error
 from benchmarks.translation.vocabulary import EOS, Vocabulary, load_vocabulary
@@ -309,6 +310,17 @@ class Translator(Benchmark):
     def _scores(self, rows: Any, others: Sequence[str]) -> dict[str, float]:
         lines = self.translations(rows), self.references
         return evaluation.bleu(*lines) | evaluation.chrf_and_ter(*lines, others)
+
+    def group_scores(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, tuple[float, int]]:
+        """BLEU by the tokens of the source without EOS, in thirds of the sentences."""
+        lengths = np.count_nonzero(self.eval_pairs[0] > EOS, axis=1)
+        texts, words = self.translations(rows), evaluation.tokenizer(self.references)
+        scores = {}
+        for group in even_groups(lengths, 3):
+            lines, truth = ([side[i] for i in group] for side in (texts, self.references))
+            score = evaluation.bleu(lines, truth, words)["BLEU"]
+            scores[f"sources of {span(lengths[group], 'token')}"] = score, len(group)
+        return scores
 
     def headline(self, scores: Mapping[str, float]) -> Mapping[str, float]:
         shown = ("BLEU", "chrF", "TER", "exact", "length_ratio")

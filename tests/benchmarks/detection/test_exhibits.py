@@ -2,7 +2,9 @@
 
 import contextlib
 import csv
+import dataclasses
 import io
+import json
 from typing import Any
 
 import numpy as np
@@ -52,8 +54,11 @@ def exhibits(benchmark, rows) -> dict[str, Exhibit]:
     return {one.title: one for one in shown}
 
 
-def official(benchmark: Any, rows: Any, least: float = 0.0) -> Any:
-    """pycocotools' own evaluation of the detections from a score on, from the annotations' file."""
+def official(benchmark: Any, rows: Any, least: float = 0.0, category: int = 0) -> Any:
+    """pycocotools' own evaluation of the detections from a score on, from the annotations' file.
+
+    With the id of a `category`, it has only that one.
+    """
     columns = benchmark.scorer.columns(iter(rows))
     keys = ("image_id", "category_id", "score")
     table = zip(*(columns[key].tolist() for key in keys), columns["bbox"].tolist(), strict=True)
@@ -63,8 +68,11 @@ def official(benchmark: Any, rows: Any, least: float = 0.0) -> Any:
     with contextlib.redirect_stdout(io.StringIO()):
         truth = COCO(benchmark.annotations.path)
         evaluation = COCOeval(truth, truth.loadRes(results), "bbox")
+        if category:
+            evaluation.params.catIds = [category]
         evaluation.evaluate()
         evaluation.accumulate()
+        evaluation.summarize()
     return evaluation
 
 
@@ -102,12 +110,42 @@ def test_the_objects_found_are_those_that_pycocotools_matches(benchmark, rows, e
         assert int(shown[name]["missed"]) == objects - matched[number] > 0
 
 
+def test_the_groups_are_the_categories_with_objects(benchmark, rows, monkeypatch):
+    """Each against pycocotools' mAP of that category alone; categories may have equal names."""
+    truth = benchmark.annotations
+    groups, expected = benchmark.group_scores(iter(rows)), {}
+    with open(truth.path) as file:
+        objects = [each for each in json.load(file)["annotations"] if not each["iscrowd"]]
+    for number, name in truth.categories:
+        ap = official(benchmark, rows, category=number).stats[0]
+        count = sum(each["category_id"] == number for each in objects)
+        expected[name] = pytest.approx(ap), count
+    assert groups == expected and len({ap for ap, _ in groups.values()}) == len(groups) == 4
+    nothing = [row | {"score": np.zeros_like(row["score"])} for row in rows]
+    none = {name: (0, count) for name, (_, count) in groups.items()}
+    assert benchmark.group_scores(iter(nothing)) == none
+    # A category of which there are only crowds is no group.
+    first, second, *others = truth.categories
+    crowd = truth.crowd | (truth.category_ids == others[0][0])
+    named = (first, (second[0], first[1]), *others)
+    changed = dataclasses.replace(truth, categories=named, crowd=crowd)
+    monkeypatch.setattr(benchmark, "annotations", changed)
+    monkeypatch.setattr(benchmark, "scorer", scoring.Scorer(changed))
+    names = [f"{first[1]} ({first[0]})", f"{first[1]} ({second[0]})", others[1][1]]
+    again = benchmark.group_scores(iter(rows))
+    assert list(again) == names
+    kept = [groups[name] for _, name in (first, second, others[1])]
+    assert list(again.values()) == kept
+
+
 def test_an_evaluation_is_scored_once(benchmark, rows, monkeypatch):
-    """The report shows the numbers of the score that the evaluation has computed."""
-    benchmark.score(iter(rows))
+    """The report and the groups have the numbers of the score that the evaluation has computed."""
+    scores = benchmark.score(iter(rows))
     monkeypatch.setattr("benchmarks.detection.scoring.quality", lambda *_: 1 / 0)
     monkeypatch.setattr("benchmarks.detection.exhibits.Artist.draw", lambda *_: b"")
     assert benchmark.uses.exhibits(iter(rows))
+    groups = benchmark.group_scores(iter(rows))
+    assert np.mean([ap for ap, _ in groups.values()]) == pytest.approx(scores["mAP"])
 
 
 def test_the_worst_images_come_first(benchmark, rows, exhibits):

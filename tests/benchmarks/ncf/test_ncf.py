@@ -3,6 +3,7 @@
 import collections
 import csv
 import io
+import re
 import types
 from typing import Any
 
@@ -171,6 +172,33 @@ def test_scores_are_means_over_users():
     assert actual == {"hr_at_10": 0.5, "ndcg_at_10": 0.25}
 
 
+def test_the_groups_are_quarters_of_the_users_by_their_ratings():
+    """Of all training ratings, whatever part a model is trained on; equal numbers stay together."""
+    benchmark: Any = load(**SMALL)
+    draw = np.random.default_rng(4)
+    ratings = np.minimum(draw.geometric(0.08, 203), 40)
+    hits = (draw.random(203) < 0.3 + ratings / 80).astype(np.float32)
+    benchmark.activity = ratings
+    users = draw.permutation(203).astype(np.int32)  # two hosts give them in another order
+    parts = [users[:70], users[70:]]
+    rows = [{"user": some, "hr_at_10": hits[some], "ndcg_at_10": 0 * hits[some]} for some in parts]
+    groups, seen = benchmark.group_scores(iter(rows)), []
+    for name, (score, count) in groups.items():
+        least, most = (int(word) for word in re.findall(r"\d+", name))
+        some = [u for u in range(203) if least <= ratings[u] <= most]
+        assert name == f"users with {least} to {most} ratings" and count == len(some)
+        assert {least, most} <= set(ratings[some]) and score == pytest.approx(np.mean(hits[some]))
+        seen += some
+    assert len(groups) == 4 and sorted(seen) == list(range(203))
+
+
+def test_the_ratings_of_a_user_without_the_one_held_out(tiny_ratings):
+    benchmark: Any = load(data_dir=tiny_ratings, min_ratings=2)
+    benchmark.open("eval")
+    row = {"user": np.arange(23), "hr_at_10": np.arange(23) % 2}
+    assert benchmark.group_scores(iter([row])) == {"users with 1 rating": (11 / 23, 23)}
+
+
 # --- Facts and refusals.
 
 
@@ -280,7 +308,8 @@ def test_the_hit_rate_by_popularity():
     columns = {"hr_at_10": draw.integers(0, 2, 200).astype(np.float32)}
     columns["ndcg_at_10"] = columns["hr_at_10"] * draw.random(200).astype(np.float32)
     users = draw.permutation(200)  # two hosts give the users in another order
-    shown = use.popularity(data, {"user": users, **{k: x[users] for k, x in columns.items()}})
+    row = {"user": users, **{name: values[users] for name, values in columns.items()}}
+    shown = use.popularity(data, use.by_user([row]))
     times = collections.Counter(items.tolist())
     rows = list(csv.DictReader(io.StringIO(shown.files["popularity.csv"].decode())))
     assert 5 < len(rows) <= 10 and sum(int(row["users"]) for row in rows) == 200

@@ -1,5 +1,6 @@
 """ResNet's benchmark: input specs and architectures from the config to the logits."""
 
+import dataclasses
 import itertools
 import json
 from typing import Any
@@ -125,6 +126,24 @@ def test_qualities_and_predictions_are_those_of_numpy(monkeypatch):
     best = np.take_along_axis(odds, order[:, :5], 1)
     np.testing.assert_allclose(rows["probability"], best, rtol=1e-5)
     np.testing.assert_allclose(rows["loss"], -(soft * np.log(odds)).sum(1), rtol=1e-5)
+
+
+def test_the_accuracy_of_each_class(tiny_records):
+    """A class without an image is left out; of equal names each has its number."""
+    benchmark = load(tiny_records)
+    benchmark.open("eval")
+    source = benchmark.source("eval")
+    named = dataclasses.replace(source, class_names=("crane", "", "dog", "crane"))
+    benchmark._sources["eval"] = named
+    labels = np.array([0, 3, 1, 0, 3, 3, 0, 0], np.int32)
+    for right in ([1, 0, 0, 1, 0, 1, 0, 1], [0] * 8):
+        right = np.array(right, np.float32)
+        some = ({"label": labels[i], "top_1_accuracy": right[i]} for i in (slice(5), slice(5, 8)))
+        assert benchmark.group_scores(some) == {
+            "crane (0)": (np.mean(right[labels == 0]), 4),
+            "class 1": (right[2], 1),
+            "crane (3)": (pytest.approx(np.mean(right[labels == 3], dtype=float)), 3),
+        }
 
 
 @pytest.mark.parametrize(("span", "shared"), [(1, 8), (0, 24)])

@@ -3,6 +3,7 @@
 import importlib
 import io
 import pathlib
+import re
 import shutil
 import sys
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+import sacrebleu
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
@@ -258,6 +260,46 @@ def test_a_perfect_translation(tiny_sentences):
     assert "22 of 23 translations equal" in files["sentences.txt"].decode()
     (source, _, reference, exact) = files["translations.tsv"].decode().splitlines()[1].split("\t")
     assert source.split() == reference.split()[::-1] and exact == "0"
+
+
+def test_the_groups_are_thirds_by_the_length_of_the_source(tiny_sentences):
+    benchmark = opened(make("transformer", tiny_sentences), "eval")
+    draw, outputs = np.random.default_rng(1), list(perfect(benchmark, tiny_sentences))
+    for output in outputs[::2]:
+        tokens = output["tokens"]
+        output["tokens"] = tokens[:, draw.permutation(np.count_nonzero(tokens > EOS))]
+    lengths = [sum(token > EOS for token in ids) for ids in benchmark.eval_pairs[0].tolist()]
+    texts = {int(o["id"][0]): benchmark.decode(o["tokens"][0].tolist()) for o in outputs}
+    groups = benchmark.group_scores(iter(outputs))
+    assert len(groups) == 3 and sum(count for _, count in groups.values()) == 23
+    assert list(groups) == sorted(groups, key=lambda name: int(name.split()[2]))
+    for name, (score, count) in groups.items():
+        least, most = (int(word) for word in re.findall(r"\d+", name))
+        some = [i for i, length in enumerate(lengths) if least <= length <= most]
+        assert name == f"sources of {least} to {most} tokens" and count == len(some) >= 5
+        assert {lengths[i] for i in some} >= {least, most}
+        truth = [lines(tiny_sentences)[i] for i in some]
+        sentences = [texts[i] for i in some]
+        corpus = sacrebleu.corpus_bleu(sentences, [truth], lowercase=True, tokenize="intl")
+        assert score == pytest.approx(corpus.score / 100)
+    assert any(0 < score < 1 for score, _ in groups.values())  # four words in a row are rare
+
+
+def test_the_groups_have_the_words_of_all_references(tiny_sentences, monkeypatch):
+    """Most are Chinese, but none of the longest."""
+    benchmark = opened(make("transformer", tiny_sentences), "eval")
+    lengths = np.count_nonzero(benchmark.eval_pairs[0] > EOS, axis=1)
+    english = "he didn't go, she didn't go", "he did go, she didn't go"
+    texts = [english if n > np.median(lengths) else ["第三次会议在三月举行。"] * 2 for n in lengths]
+    benchmark.references, translations = ([pair[i] for pair in texts] for i in (0, 1))
+    monkeypatch.setattr(benchmark, "translations", lambda rows: translations)
+    first, *_, last = (score for score, _ in benchmark.group_scores(iter([])).values())
+    zh, intl = (
+        sacrebleu.corpus_bleu([english[1]], [[english[0]]], tokenize=words).score / 100
+        for words in ("zh", "intl")
+    )
+    assert first == pytest.approx(1) and last == pytest.approx(zh)
+    assert abs(zh - intl) > 0.01
 
 
 @pytest.mark.parametrize("stops", [False, True])
