@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.base import Benchmark, Identity
 from common.data import caches, files
 from common.data.order import Order
-from common.data.shards import Shards
+from common.data.shards import GROUP, Shards
 from common.errors import ConfigError
 from common.tensorflow import tensorflow
 
@@ -142,9 +142,6 @@ class RecordBenchmark(Benchmark, Generic[Source]):
         for path, count, others in zip(shards.paths, shards.counts, left_out, strict=True):
             counts[path] = count + len(others)
         return files.bytes_of(examples, [*counts], [*counts.values()]) // num_shards
-
-
-GROUP = "image/group"  # which examples belong together; `scripts.prepare --group` writes it
 
 
 def labels_and_groups(

@@ -10,7 +10,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from benchmarks.base import Benchmark
-from common.errors import RESTART, DataError
+from common.errors import RESTART, ConfigError, DataError
 from common.progress import set_progress_listener
 from engine import compiler, devices, environment, sharding
 from engine.cluster import guard, hostlog, preemption, processes, watchdog
@@ -113,7 +113,15 @@ def host_bytes(
 
 
 def check_count(benchmark: Benchmark) -> None:
-    """Raises DataError if the data hold another number of training examples than is declared."""
+    """Raises DataError if the data hold another number of training examples than is declared.
+
+    ConfigError if a part of them is asked for, and the benchmark took all.
+    """
+    if benchmark.part and not benchmark.part.complete:
+        raise ConfigError(
+            f"config.train_fraction={benchmark.part.fraction:g}: this benchmark takes no part of "
+            "its data; its `open` must call `self.part.choose`"
+        )
     declared, count = benchmark.declared_examples("train"), benchmark.num_examples("train")
     if declared not in (0, count) and not benchmark.part:
         held = f"{count:,} {benchmark.unit} to train"

@@ -134,7 +134,7 @@ def _settings_of(
 
     The run on all data is the one of the workdir itself, if that has none with another config.
     """
-    own = f"{settings.workdir.rstrip('/')}/scaling"
+    own = f"{settings.workdir.rstrip('/')}/{summary.FOLDER}"
     if fraction == 1 and not settings.stop_at_target:
         if not (differs := _difference(settings, {**data["train"], **data["eval"]})):
             return settings
@@ -215,11 +215,9 @@ def _write(workdir: str, about: dict[str, Any], results: Sequence[Result]) -> No
     picture = io.BytesIO()
     shown = {key: about[key] for key in ("unit", "metric", "percent", "target")}
     figure.draw(picture, points, found, title=f"{workdir.rstrip('/').rpartition('/')[2]}", **shown)
-    folder = epath.Path(workdir) / "scaling"
-    files = {
-        "scaling.json": json.dumps(content, indent=2).encode() + b"\n",
-        "scaling.png": picture.getvalue(),
-    }
+    folder = epath.Path(workdir) / summary.FOLDER
+    text = json.dumps(content, indent=2) + "\n"
+    files = {summary.PNG: picture.getvalue(), summary.JSON: text.encode()}
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
@@ -229,4 +227,4 @@ def _write(workdir: str, about: dict[str, Any], results: Sequence[Result]) -> No
     print("\n".join(aligned([head, *rows], {2, 3})))
     for line in summary.sentences(content):
         print(visible(line))
-    print(visible(f"wrote {folder}/scaling.json and scaling.png; --mode=report shows them"))
+    print(visible(f"wrote {folder / summary.JSON} and {summary.PNG}; --mode=report shows them"))

@@ -6,10 +6,14 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+from etils import epath
+
 from benchmarks.uses import Exhibit, Picture
 from commands.scaling import law
 from commands.scaling.law import Law, Point, Unclear
+from common.errors import parse_json
 
+FOLDER, JSON, PNG = "scaling", "scaling.json", "scaling.png"  # the folder is in the workdir
 _TIMES = (2, 4)  # how much more data the summary foretells
 _NAMED = 5  # groups that the lines name
 _Content = Mapping[str, Any]
@@ -108,10 +112,11 @@ def table(content: _Content) -> tuple[list[str], list[list[str]]]:
 def sentences(content: _Content) -> list[str]:
     """What the law says, in sentences."""
     number, unit = _number(content), content["unit"]
+    lines = [f"Left out: {text}." for text in content["left_out"]]
     if content["cannot_tell"]:
-        return [f"Cannot tell what more data would bring: {content['cannot_tell']}."]
+        return [*lines, f"Cannot tell what more data would bring: {content['cannot_tell']}."]
     ceiling = content["ceiling"]
-    lines = [
+    lines += [
         f"The law's ceiling is {number(ceiling['median'])} ({_span(content, ceiling)}): no number "
         f"of {unit} of this kind brings this recipe above it."
     ]
@@ -137,16 +142,16 @@ def sentences(content: _Content) -> list[str]:
     return lines
 
 
-def exhibit(content: _Content, picture: bytes) -> Exhibit:
-    """What the report shows."""
+def exhibits(workdir: str) -> list[Exhibit]:
+    """What the report of a run shows of its scaling.json and scaling.png; [] without them."""
+    folder = epath.Path(workdir) / FOLDER
+    if not (folder / JSON).exists():
+        return []
+    content = parse_json((folder / JSON).read_bytes())
     columns, rows = table(content)
-    return Exhibit(
-        title="More data",
-        text=" ".join([*sentences(content), *(f"Left out: {x}." for x in content["left_out"])]),
-        columns=columns,
-        rows=rows,
-        pictures=[Picture(picture, ["The score by the amount of training data"], wide=True)],
-    )
+    picture = Picture((folder / PNG).read_bytes(), ["The score by the data to train on"], wide=True)
+    text = " ".join(sentences(content))
+    return [Exhibit(title="More data", text=text, columns=columns, rows=rows, pictures=[picture])]
 
 
 def _number(content: _Content) -> Any:

@@ -10,6 +10,7 @@ from common.data.order import Order, example_numbers, first_examples
 from common.errors import one_line
 from common.tensorflow import tensorflow
 
+GROUP = "image/group"  # which images belong together; `scripts.prepare --group` writes it
 READ_BUFFER = 4 << 20  # bytes per open file; hides the latency of object stores
 _TURN_BUFFER = 16 << 10  # where hundreds of files are read in turn; a start skips records faster
 

@@ -37,11 +37,17 @@ def groups(names: Sequence[str], pattern: str, flag: str = "--group") -> list[st
     """
     if not pattern:
         return [*names]
-    matches = [re.search(pattern, name) for name in names]
-    if None in matches:
-        name = names[matches.index(None)]
+    found = [group(name, pattern) for name in names]
+    if None in found:
+        name = names[found.index(None)]
         raise SourceError(f"{flag}={pattern}: the pattern finds nothing in {name}")
-    return [match[min(1, match.re.groups)] or "" for match in matches if match]
+    return [text or "" for text in found]
+
+
+def group(name: str, pattern: str) -> str | None:
+    """What the pattern finds in a name; None if it finds nothing."""
+    match = re.search(pattern, name)
+    return match and (match[min(1, match.re.groups)] or "")
 
 
 def choose(groups: Sequence[str], labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:

@@ -6,12 +6,16 @@ The `preparation/examples.py` of benchmarks/resnet and benchmarks/detection have
 from collections.abc import Iterable
 from typing import Any
 
+from common.data.shards import GROUP
 from common.tensorflow import tensorflow
 
 
-def image(encoded: bytes, size: tuple[int, int], filename: str, form: bytes) -> dict[str, Any]:
-    """The features of an image in both schemas."""
-    return {
+def image(
+    encoded: bytes, size: tuple[int, int], filename: str, form: bytes, group: str = ""
+) -> dict[str, Any]:
+    """The features of an image in both schemas, and the group that it belongs to, if any."""
+    own = {GROUP: strings([group.encode()])} if group else {}
+    return own | {
         "image/height": ints([size[0]]),
         "image/width": ints([size[1]]),
         "image/filename": strings([filename.encode()]),

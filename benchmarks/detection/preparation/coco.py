@@ -91,7 +91,7 @@ def prepare(args: argparse.Namespace) -> str:
     splits = _plan(args, inputs, annotations)
 
     def make(name: str, k: int) -> writing.Example:
-        return examples.example(splits[name], args.masks, args.quality, k)
+        return examples.example(splits[name], args.masks, args.quality, args.group, k)
 
     sizes = {name: (len(split.order), split.shards) for name, split in splits.items()}
     results = writing.write(args.out, sizes, make, args.workers, records.DETECTION_SUFFIX)

@@ -17,7 +17,7 @@ from benchmarks.detection.coco import Annotations, is_end, normal
 from common import pools
 from common.errors import UserError, count
 from common.images import photos
-from common.preparation import schema, writing
+from common.preparation import holdout, schema, writing
 from common.preparation.sources import Source, SourceError
 
 _ABSOLUTE = re.compile(r"[/\\]|[A-Za-z]:")
@@ -196,8 +196,8 @@ def locate(annotations: Annotations, source: Source) -> np.ndarray:
     return np.array(files, np.int64)
 
 
-def example(split: Split, masks: bool, quality: int, k: int) -> writing.Example:
-    """Reads and converts the k-th image of a split.
+def example(split: Split, masks: bool, quality: int, pattern: str, k: int) -> writing.Example:
+    """Reads and converts the k-th image of a split, with the group that `pattern` finds, if any.
 
     UserError if a validation image cannot be used, because the score will ask for it.
     """
@@ -219,8 +219,9 @@ def example(split: Split, masks: bool, quality: int, k: int) -> writing.Example:
         return b"", (), {"left_out": [path, str(error)]}
     names, labels = dict(data.categories), data.category_ids[objects].tolist()
     digest = hashlib.sha256(jpeg.encoded).hexdigest()
+    group = holdout.group(name, pattern) if pattern else ""
     feature = {
-        **schema.image(jpeg.encoded, size, name, b"jpeg"),
+        **schema.image(jpeg.encoded, size, name, b"jpeg", group or ""),
         "image/source_id": schema.strings([str(image_id).encode()]),
         "image/key/sha256": schema.strings([digest.encode()]),
         "image/object/class/label": schema.ints(labels),

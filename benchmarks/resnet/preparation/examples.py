@@ -153,7 +153,9 @@ def example(args: argparse.Namespace, classes: list[str], split: Split, k: int) 
     except photos.BadImage as error:
         return b"", (), {"left_out": [path, str(error)]}
     file, size = os.path.basename(path), (jpeg.height, jpeg.width)
-    record = tf_example(jpeg.encoded, label, name, file, size, name if is_folder else "")
+    group = holdout.group(split.source.files[i].name, args.group) if args.group else ""
+    text = name if is_folder else ""
+    record = tf_example(jpeg.encoded, label, name, file, size, text, group or "")
     notes: dict[str, list] = {"changed": [path, jpeg.change]} if jpeg.change else {}
     if is_folder:
         digest = hashlib.blake2b(jpeg.encoded, digest_size=8).hexdigest()
@@ -168,15 +170,17 @@ def tf_example(
     filename: str,
     size: tuple[int, int],
     text: str = "",
+    group: str = "",
 ) -> bytes:
     """Serializes an image, an RGB JPEG, in the ImageNet schema; always to the same bytes.
 
     The first class has the `label` 1, and readers subtract 1. `synset` is the WordNet id of the
     class, 'n01440764', or another short name; `text` is the class in words, if there are any.
-    `filename` has no folders, and `size` is height and width in pixels.
+    `filename` has no folders, and `size` is height and width in pixels. `group` is what the flag
+    --group has found in the image's name.
     """
     feature = {
-        **schema.image(encoded, size, filename, b"JPEG"),
+        **schema.image(encoded, size, filename, b"JPEG", group),
         "image/colorspace": schema.strings([b"RGB"]),
         "image/channels": schema.ints([3]),
         "image/class/label": schema.ints([label]),

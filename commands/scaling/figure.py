@@ -1,0 +1,2 @@
+def draw(file, points, law, **kw):
+    file.write(b"")
