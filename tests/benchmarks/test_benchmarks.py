@@ -405,6 +405,32 @@ def test_evaluation_has_every_example_once(source, evaluated):
     assert counts[0] == counts[1] == counts[2]
 
 
+def positives(benchmark: Any) -> set[str]:
+    """The training examples of an epoch by their places; without those that it draws."""
+    ids = {
+        i for step in range(benchmark.num_examples("train")) for i in benchmark.train_ids(1, step)
+    }
+    places = benchmark.describe_examples(sorted(ids))
+    return {place for place in places if not place.startswith("a negative")}
+
+
+def test_parts_of_the_data_are_nested_and_evaluated_on_the_same_examples(job):
+    sizes = {key: 0 for key in job.config() if key in ("num_users", "num_items", "num_ratings")}
+    parts = {f: job.make(train_fraction=f, **sizes) for f in (0.5, 0.7, 1.0)}
+    half, more, every = (positives(part) for part in parts.values())
+    assert half <= more <= every
+    complete = parts[1.0].num_examples("train")
+    for fraction, part in parts.items():
+        if "num_users" not in sizes:  # each user has a single rating there, and keeps it
+            assert abs(part.num_examples("train") / complete - fraction) < 0.1, fraction
+        assert part.num_examples("eval") == parts[1.0].num_examples("eval")
+        assert_same(eval_stream(part, 8, 1), eval_stream(parts[1.0], 8, 1))
+        amount, unit = part.collected(part.num_examples("train"))
+        assert unit and amount > 0
+    batches = train_stream(parts[0.5], 1, 0, 3)
+    assert_same(train_stream(job.make(train_fraction=0.5, **sizes), 2, 0, 3), batches)
+
+
 def test_facts_are_plain(source):
     benchmark = source.make()
     assert json.loads(json.dumps(benchmark.metadata)) == benchmark.metadata

@@ -19,6 +19,7 @@ from benchmarks import mlperf
 from benchmarks.ncf import models, use
 from common.errors import ConfigError, DataError
 from configs import ncf
+from tests.conftest import opened
 from tests.helpers.mlperf_fixture import mlperf_config, write_run
 
 SMALL: dict[str, Any] = {
@@ -178,7 +179,7 @@ def test_the_groups_are_quarters_of_the_users_by_their_ratings():
     draw = np.random.default_rng(4)
     ratings = np.minimum(draw.geometric(0.08, 203), 40)
     hits = (draw.random(203) < 0.3 + ratings / 80).astype(np.float32)
-    benchmark.activity = ratings
+    benchmark.complete = types.SimpleNamespace(starts=np.append(0, np.cumsum(ratings)))
     users = draw.permutation(203).astype(np.int32)  # two hosts give them in another order
     parts = [users[:70], users[70:]]
     rows = [{"user": some, "hr_at_10": hits[some], "ndcg_at_10": 0 * hits[some]} for some in parts]
@@ -249,7 +250,7 @@ def test_the_sizes_of_the_data_and_of_batches(tiny_ratings):
         (spec,) = benchmark.batch_spec(split, 8)
         assert {k: v.shape for k, v in spec.items()} == {k: v.shape for k, v in some.items()}
     for split, keys in (("train", ("train_batch_size",)), ("eval", ("eval_batch_size",))):
-        index, batches = benchmark._sampler.host_bytes(split, 4)
+        index, batches = benchmark._samplers[split].host_bytes(split, 4)
         keys += ("eval_negatives",) if split == "eval" else ()
         assert benchmark.host_bytes(split, 8, 2) == {(): index, keys: batches}
 
@@ -325,3 +326,33 @@ def test_the_hit_rate_by_popularity():
         assert int(row["items"]) == len({held_out[u] for u in users})
     for bar in shown.bars:
         assert bar.ideal == pytest.approx(columns["hr_at_10"].mean())
+
+
+def test_a_part_has_a_share_of_each_users_ratings(tmp_path):
+    """And at least one of each; the items to rank are those of the complete ratings."""
+    draw = np.random.default_rng(0)
+    rows = [
+        f"{user},{item},5,{item}"
+        for user, count in enumerate((2, 9, 17, 41), 1)
+        for item in sorted(draw.choice(60, count, replace=False).tolist())
+    ]
+    (tmp_path / "ratings.csv").write_text("\n".join(["userId,movieId,rating,timestamp", *rows]))
+
+    def make(fraction: float) -> Any:
+        rules = {"min_ratings": 2, "eval_negatives": 10, "train_fraction": fraction}
+        return opened(load(data_dir=str(tmp_path), **rules))
+
+    complete, part = make(1.0), make(0.25)
+    assert np.diff(part.data.starts).tolist() == [1, 2, 4, 10]
+    for user in range(4):
+        of_part, of_all = (
+            x.data.items[slice(*x.data.starts[user : user + 2])] for x in (part, complete)
+        )
+        assert set(of_part) <= set(of_all) and (np.diff(of_part) > 0).all()
+    assert part.num_examples("train") == 17 * 5 and part.collected(17 * 5) == (17, "ratings")
+    for mine, theirs in zip(
+        part.eval_batches(4, 0, 1), complete.eval_batches(4, 0, 1), strict=True
+    ):
+        for name in theirs:
+            np.testing.assert_array_equal(mine[name], theirs[name])
+    assert part.identity("eval") == complete.identity("eval")
