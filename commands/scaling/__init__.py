@@ -10,6 +10,7 @@ import dataclasses
 import io
 import json
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,6 +41,8 @@ _REPEATED = 1 / 4  # larger parts are trained once, whatever --seeds says
 # A part with a share f of the data takes f ** _LENGTH of the steps; docs/scaling.md has the
 # measurements. 1 would be the same epochs, 0 the same steps.
 _LENGTH = 0.5
+_APART = 0.8  # a part has at most this share of the next larger one
+_START = 10.0  # seconds that a run takes to start and to end
 _DURATIONS = (
     *("train_steps", "warmup_steps", "decay_steps", "learning_rate_decay_steps"),
     *("steps_per_eval", "eval_offset", "steps_per_checkpoint"),
@@ -53,11 +56,12 @@ class Part:
 
     fraction: float
     settings: Settings
-    seconds: float  # how long it takes, estimated
+    count: int  # of training examples
 
     @property
     def name(self) -> str:
-        return summary.part_name(self.fraction)
+        """The part in words, for messages."""
+        return f"{summary.part_name(self.fraction)} of the data, seed {self.settings.seed}"
 
 
 def run(settings: Settings, seeds: int) -> None:
@@ -70,61 +74,71 @@ def run(settings: Settings, seeds: int) -> None:
     about, parts = _plan(settings, seeds)
     results: list[Result] = []
     for number, part in enumerate(parts, 1):
-        seed = part.settings.seed
-        _log.info("part %d of %d: %s of the data, seed %d", number, len(parts), part.name, seed)
+        _log.info("part %d of %d: %s", number, len(parts), part.name)
         try:
             results.append(_measure(part, about["metric"]))
         except (ConfigError, DataError, Diverged) as error:
-            if part.fraction == 1:
-                raise
-            about["left_out"].append(f"{part.name} of the data, seed {seed}: {one_line(error)}")
-            _log.info("NOTE left out: %s", about["left_out"][-1])
+            _leave_out(about, part.fraction, part.name, error)
     if jax.process_index() == 0:
         _write(settings.workdir, about, results)
     processes.barrier("waiting for host 0 to write the law")
+
+
+def _leave_out(about: dict[str, Any], fraction: float, name: str, error: Exception) -> None:
+    """Notes why a part is left out; raises the error if it concerns all data."""
+    if fraction == 1:
+        raise error
+    about["left_out"].append(f"{name}: {one_line(error)}")
+    _log.info("NOTE left out: %s", about["left_out"][-1])
 
 
 def _plan(settings: Settings, seeds: int) -> tuple[dict[str, Any], list[Part]]:
     """What the scores are about, and the parts, the smallest first; says what each costs."""
     with Run.at_work(settings) as (opened, _):
         opened.open_data("train", "eval")
-        benchmark = opened.benchmark
+        benchmark, target = opened.benchmark, opened.benchmark.targets[0]
         complete = benchmark.num_examples("train")
-        target, (collected, unit) = benchmark.targets[0], benchmark.collected(complete)
+        collected, unit = benchmark.collected(complete)
         data = {split: dict(benchmark.identity(split).content) for split in ("train", "eval")}
         plan = make_plan(settings, benchmark, complete)
         _log.info("measuring a step and an evaluation ...")
-        step, evaluation = (
-            measure(opened.programs, plan)
-            for measure in (pace.seconds_per_step, pace.seconds_per_evaluation)
-        )
-    parts = []
-    for fraction in FRACTIONS:
-        for seed in range(seeds if fraction <= _REPEATED else 1):
-            own = _settings_of(settings, fraction, settings.seed + seed, data)
-            own_plan = make_plan(own, benchmark, max(1, round(fraction * complete)))
-            seconds = own_plan.total_steps * step + own_plan.evaluations * evaluation
-            known = model_source.peek(own.workdir) or {"step": 0}
-            left = max(0.0, 1 - known["step"] / own_plan.total_steps)
-            parts.append(Part(fraction, own, seconds * left))
-            _log.info(
-                "%5s of the data, about %s %s, seed %d: %s steps, %s, in %s",
-                *(summary.part_name(fraction), f"{round(fraction * collected):,}", unit, own.seed),
-                *(f"{own_plan.total_steps:,}", f"about {duration(seconds * left)}", own.workdir),
-            )
-    total = duration(sum(part.seconds for part in parts))
-    _log.info("all of it takes about %s; after a stop the same command goes on", total)
+        step = pace.seconds_per_step(opened.programs, plan)
+        evaluation = pace.seconds_per_evaluation(opened.programs, plan)
     about = {
-        "metric": target.metric,
-        "percent": target.percent,
-        "target": target.value,
-        "unit": unit,
-        "per_example": collected / complete,
+        **{"metric": target.metric, "percent": target.percent, "target": target.value},
+        **{"unit": unit, "per_example": collected / complete, "left_out": []},
         "evaluated": benchmark.num_examples("eval"),
         "evaluated_unit": benchmark.unit,
-        "left_out": [],
     }
-    return about, parts
+    parts, total, larger = [], 0.0, math.inf
+    for fraction in sorted(FRACTIONS, reverse=True):
+        for seed in range(seeds if fraction <= _REPEATED else 1):
+            own = _settings_of(settings, fraction, settings.seed + seed, data)
+            part = Part(fraction, own, complete)
+            try:
+                if fraction < 1:
+                    count = own.load_benchmark(f"{settings.workdir}/data_index").open("train")
+                    if not seed and count > _APART * larger:
+                        raise DataError("it has hardly fewer examples than the next larger part")
+                    part = dataclasses.replace(part, count=count)
+                own_plan = make_plan(own, benchmark, part.count)
+            except (ConfigError, DataError) as error:
+                _leave_out(about, fraction, part.name, error)
+                continue
+            parts.append(part)
+            known = model_source.peek(own.workdir) or {"step": 0}
+            left = max(0.0, 1 - known["step"] / own_plan.total_steps)
+            seconds = own_plan.total_steps * step + (own_plan.evaluations + 1) * evaluation
+            seconds = _START + left * seconds
+            total += seconds
+            _log.info(
+                "%s: %s %s, %s steps, about %s, in %s",
+                *(part.name, f"{round(part.count * about['per_example']):,}", unit),
+                *(f"{own_plan.total_steps:,}", duration(seconds), own.workdir),
+            )
+        larger = parts[-1].count
+    _log.info("together about %s; after a stop the same command goes on", duration(total))
+    return about, sorted(parts, key=lambda part: (part.fraction, part.settings.seed))
 
 
 def _settings_of(
@@ -177,14 +191,11 @@ def _measure(part: Part, metric: str) -> Result:
     settings = part.settings
     train.train_and_evaluate(settings)
     history = History(settings.workdir, writes=False)
-    manifest = model_source.peek(settings.workdir) or {}
     best = history.best(metric)
     if best is None:
         raise DataError(f"{settings.workdir} has no score {metric}")
-    score = history.scores()[best][metric]
-    groups = _groups(settings, best)
-    examples = manifest["num_train_examples"]
-    return Result(part.fraction, settings.seed, examples, score, best, groups, settings.workdir)
+    score, groups = history.scores()[best][metric], _groups(settings, best)
+    return Result(part.fraction, settings.seed, part.count, score, best, groups, settings.workdir)
 
 
 def _groups(settings: Settings, step: int) -> dict[str, tuple[float, int]]:
@@ -214,7 +225,8 @@ def _write(workdir: str, about: dict[str, Any], results: Sequence[Result]) -> No
     content = summary.describe(about, results, found)
     picture = io.BytesIO()
     shown = {key: about[key] for key in ("unit", "metric", "percent", "target")}
-    figure.draw(picture, points, found, title=f"{workdir.rstrip('/').rpartition('/')[2]}", **shown)
+    title = f"{workdir.rstrip('/').rpartition('/')[2]}: would more {about['unit']} help?"
+    figure.draw(picture, points, found, title=title, **shown)
     folder = epath.Path(workdir) / summary.FOLDER
     text = json.dumps(content, indent=2) + "\n"
     files = {summary.PNG: picture.getvalue(), summary.JSON: text.encode()}

@@ -1,7 +1,9 @@
 """What the scores of the parts say about more data: as JSON, as lines, and for the report."""
 
+import collections
 import dataclasses
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -38,8 +40,11 @@ def part_name(fraction: float) -> str:
 
 def points(about: _Content, results: Sequence[Result]) -> list[Point]:
     """The runs for the law, with the number of what people collect, such as pairs."""
-    per_example = about["per_example"]
-    return [Point(round(x.examples * per_example), x.score, x.seed) for x in results]
+    counts = collections.defaultdict(list)  # those of several seeds may differ a little
+    for x in results:
+        counts[x.fraction].append(x.examples * about["per_example"])
+    sizes = {fraction: round(statistics.fmean(each)) for fraction, each in counts.items()}
+    return [Point(sizes[x.fraction], x.score, x.seed) for x in results]
 
 
 def describe(about: _Content, results: Sequence[Result], found: Law | Unclear) -> dict[str, Any]:

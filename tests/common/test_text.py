@@ -7,7 +7,7 @@ import pytest
 
 from common import limits
 from common.errors import DataError
-from common.text import alike, decoded, limited_lines, normal_name, text_lines
+from common.text import aligned, alike, decoded, limited_lines, normal_name, text_lines
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
@@ -64,3 +64,9 @@ def test_names_that_look_the_same_have_one_form():
     assert normal_name("\u06cc\u200c\u0631") == "\u06cc\u200c\u0631"  # it parts letters of Persian
     assert normal_name("Cat") != normal_name("cat")
     assert alike(["Cat", "dog", "cat ", "Cat", "\uff23at"]) == [["Cat", "cat ", "\uff23at"]]
+
+
+def test_cells_are_aligned():
+    rows = [["part", "n"], ["1/8", "1,200"]]
+    assert aligned(rows, {1}) == ["part      n", "1/8   1,200"]
+    assert aligned(rows, ()) == ["part  n", "1/8   1,200"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from common.errors import ConfigError
-from engine.cadence import Every, list_to_steps, to_steps
+from engine.cadence import Every, list_to_steps, scaled, to_steps
 
 IMAGENET: dict[str, Any] = {"batch_size": 1024, "num_examples": 1_281_167}
 STEPS_PER_EPOCH = Fraction(1_281_167, 1024)
@@ -197,3 +197,29 @@ def test_by_clock(duration, seconds):
     assert not every.due(6)
     clock.now += 0.2 * seconds
     assert every.due(7)
+
+
+@pytest.mark.parametrize(
+    ("duration", "expected"),
+    [
+        (1000, 250),
+        ("1000", "250"),
+        ("1000 steps", "250 steps"),
+        (2, 1),
+        ("3", "1"),
+        ("90 epochs", "180 epochs"),
+        ("0.5 epoch", "1 epoch"),
+        ("4e6 examples", "1000000 examples"),
+        ("10 minutes", "10 minutes"),
+        ("32, 42.7, 48 epochs", "64 epochs, 85.4 epochs, 96 epochs"),
+        ("100, 500", "25, 125"),
+        (0, 0),
+        ("0", "0"),
+        ("", ""),
+        ("some time", "some time"),
+    ],
+)
+def test_durations_of_a_run_with_a_quarter_of_the_steps_on_an_eighth_of_the_data(
+    duration, expected
+):
+    assert scaled(duration, 1 / 4, 2.0) == expected

@@ -1,0 +1,202 @@
+"""--mode=scaling: its parts are runs, it goes on after a stop, and says what a law allows."""
+
+import json
+import math
+import pathlib
+
+import numpy as np
+import pytest
+
+import train
+from commands import scaling
+from commands.scaling import summary
+from commands.scaling.law import Unclear, fit
+from commands.scaling.summary import Result
+from common.errors import CheckpointError, ConfigError, DataError
+from engine import pace
+from engine.checkpoint import model_source
+from engine.cluster import preemption
+from engine.plan import read_settings
+from tests.conftest import make_tiny_config
+from tests.test_train import stop_at_batch
+
+
+@pytest.fixture
+def settings_for(tiny_records, monkeypatch):
+    """Makes the settings of a run of four steps; a step and an evaluation take no time here."""
+    for name in ("seconds_per_step", "seconds_per_evaluation"):
+        monkeypatch.setattr(pace, name, lambda *_: 1.0)
+
+    def make(workdir, **values):
+        values = {"train_steps": "4", "steps_per_checkpoint": "2", **values}
+        return read_settings(make_tiny_config(tiny_records, **values), str(workdir))
+
+    return make
+
+
+def content_of(workdir):
+    """scaling.json without the paths of the runs."""
+    content = json.loads((pathlib.Path(workdir) / "scaling/scaling.json").read_text())
+    for part in content["parts"]:
+        del part["workdir"]
+    return content
+
+
+def test_parts_are_runs_that_are_continued(settings_for, tmp_path, monkeypatch, caplog, capsys):
+    """One that was stopped and continued says what an undisturbed one says."""
+    caplog.set_level("INFO")
+    calm, stopped = (settings_for(tmp_path / name) for name in ("calm", "stopped"))
+    scaling.run(calm, 1)
+    content = content_of(calm.workdir)
+    assert [part["part"] for part in content["parts"]] == ["1/8", "1/4", "1/2", "all"]
+    assert [part["images"] for part in content["parts"]] == [12, 24, 46, 90]
+    steps = [max(1, round(4 * fraction**0.5)) for fraction in scaling.FRACTIONS]
+    for part, count, last in zip(("1-of-8", "1-of-4", "1-of-2"), (12, 24, 46), steps, strict=False):
+        manifest = model_source.peek(f"{calm.workdir}/scaling/{part}") or {}
+        assert (manifest["num_train_examples"], manifest["step"]) == (count, last)
+    assert {row["name"] for row in content["groups"]} == {f"n{label}" for label in range(4)}
+    assert "all   0" in capsys.readouterr().out
+    assert (tmp_path / "calm/scaling/scaling.png").read_bytes().startswith(b"\x89PNG")
+    (shown,) = summary.exhibits(calm.workdir)
+    assert len(shown.rows) >= 4 and shown.pictures
+
+    with monkeypatch.context() as patch:
+        patch.setattr(preemption, "_requested", None)
+        preemption.listen(lambda *_: None)
+        stop_at_batch(patch, "train_batches", sum(steps[:2]) + 1)  # in the third part
+        with pytest.raises(preemption.Preempted):
+            scaling.run(stopped, 1)
+    caplog.clear()
+    scaling.run(stopped, 1)
+    assert sum(text.startswith("already finished") for text in caplog.messages) == 2
+    assert content_of(stopped.workdir) == content
+
+
+def test_a_finished_run_is_the_last_part(settings_for, tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    settings = settings_for(tmp_path / "run")
+    train.train_and_evaluate(settings)
+    asked = []
+    monkeypatch.setattr(scaling, "_measure", lambda part, metric: asked.append(part) or made(part))
+    scaling.run(settings, 2)
+    assert [part.settings.workdir.rpartition("/")[2] for part in asked] == [
+        *("1-of-8", "1-of-8_seed-1", "1-of-4", "1-of-4_seed-1", "1-of-2", "run")
+    ]
+    assert [part.settings.seed for part in asked] == [0, 1, 0, 1, 0, 0]
+
+    asked.clear()
+    scaling.run(settings_for(tmp_path / "run", label_smoothing=0.3), 1)
+    assert asked[-1].settings.workdir.endswith("/run/scaling/all")
+    assert any("label_smoothing" in text and "not taken" in text for text in caplog.messages)
+    train.train_and_evaluate(asked[0].settings)
+    with pytest.raises(CheckpointError, match="1-of-8 .*label_smoothing.*--workdir"):
+        scaling.run(settings, 1)
+
+
+def test_a_target_stops_no_part(settings_for, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(scaling, "_measure", lambda part, metric: asked.append(part) or made(part))
+    scaling.run(settings_for(tmp_path, stop_at_target=True), 1)
+    assert not any(part.settings.stop_at_target for part in asked)
+    assert asked[-1].settings.workdir == f"{tmp_path}/scaling/all"
+
+
+def test_what_cannot_be_trained_is_left_out_and_said(settings_for, tmp_path, monkeypatch, capsys):
+    def measure(part, metric):
+        if part.fraction <= 1 / 4:
+            raise DataError("config.train_batch_size=16: there are only 12")
+        return made(part)
+
+    monkeypatch.setattr(scaling, "_measure", measure)
+    scaling.run(settings_for(tmp_path), 1)
+    out = capsys.readouterr().out
+    assert "Left out: 1/8 of the data, seed 0: config.train_batch_size=16" in out
+    assert "Cannot tell" in out and len(content_of(tmp_path)["left_out"]) == 2
+    monkeypatch.setattr(scaling, "_measure", lambda part, metric: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        scaling.run(settings_for(tmp_path), 1)
+    with pytest.raises(ConfigError):
+        scaling.run(settings_for(tmp_path, base_learning_rate=-1.0), 1)
+
+
+def test_parts_of_nearly_one_size_are_left_out(settings_for, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(scaling, "_measure", lambda part, metric: asked.append(part) or made(part))
+    monkeypatch.setattr(scaling, "_APART", 0.3)
+    scaling.run(settings_for(tmp_path), 1)
+    assert [part.fraction for part in asked] == [1 / 4, 1.0]
+
+
+def curve(count):
+    """A law with the ceiling 0.9 and the exponent 0.5."""
+    return 0.9 - 0.6 * (count / 100) ** -0.5
+
+
+def made(part, groups=()):
+    return Result(part.fraction, part.settings.seed, part.count, 0.5, 4, dict(groups), "")
+
+
+ABOUT = {
+    **{"metric": "top_1_accuracy", "percent": True, "target": 0.85, "unit": "pairs"},
+    **{"per_example": 2.0, "evaluated": 10**6, "evaluated_unit": "rows", "left_out": []},
+}
+
+
+def results(score):
+    """Parts of 50 to 3,200 examples, so of 100 to 6,400 pairs; "steady" never changes."""
+    return [
+        Result(
+            *(2.0**-k, 0, 3200 >> k, score(2 * (3200 >> k)), 1),
+            {"steady": (0.5, 1000), "rising": (score(6400 >> k), 10**6)},
+            "",
+        )
+        for k in reversed(range(7))
+    ]
+
+
+def test_the_summary_is_the_laws():
+    runs = results(curve)
+    found = fit(summary.points(ABOUT, runs), ABOUT["evaluated"])
+    content = json.loads(json.dumps(summary.describe(ABOUT, runs, found), allow_nan=False))
+    for row, times in zip(content["expected"], (2, 4), strict=True):
+        assert row["pairs"] == times * 6400
+        assert row["median"] == pytest.approx(curve(times * 6400), abs=2e-3)
+        assert row["low"] <= row["median"] <= row["high"]
+    assert content["ceiling"]["median"] == pytest.approx(0.9, abs=3e-3)
+    needed = 100 * (0.6 / 0.05) ** 2  # 14,400 pairs
+    assert content["needed"]["median"] == pytest.approx(needed, rel=0.1)
+    rising, steady = content["groups"]
+    assert (rising["name"], steady["name"]) == ("rising", "steady")
+    gain = curve(12_800) - curve(6400)
+    assert rising["gain_of_twice"]["median"] == pytest.approx(gain, abs=2e-3)
+    assert "gain_of_twice" not in steady and content["check"]["inside"]
+    text = " ".join(summary.sentences(content))
+    for word in ("90.", "14,000 pairs", "rising (+", "85.0 %"):
+        assert word in text, word
+    head, rows = summary.table(content)
+    assert len(rows) == 9 and all(len(row) == len(head) for row in rows)
+    assert rows[-2][0] == "2x" and rows[0][:3] == ["1/64", "0", "100"]
+
+
+def test_a_target_above_the_ceiling_needs_more_than_anyone_can_tell():
+    about, runs = {**ABOUT, "target": 0.97}, results(curve)
+    found = fit(summary.points(about, runs), about["evaluated"])
+    content = summary.describe(about, runs, found)
+    assert content["needed"]["median"] is None
+    assert f"more than {64 * 6400:,} pairs" in " ".join(summary.sentences(content))
+
+
+def test_where_there_is_no_law_the_summary_says_why():
+    flat = results(lambda count: 0.7)
+    found = fit(summary.points(ABOUT, flat), ABOUT["evaluated"])
+    assert isinstance(found, Unclear)
+    content = summary.describe(ABOUT, flat, found)
+    assert "expected" not in content and found.reason in summary.sentences(content)[0]
+    assert len(summary.table(content)[1]) == 7
+
+
+def test_repeats_have_one_size():
+    """Groups of photos make parts of other seeds a little larger."""
+    runs = [Result(0.5, seed, 100 + seed, 0.5, 1, {}, "") for seed in range(3)]
+    assert {point.examples for point in summary.points(ABOUT, runs)} == {202}
+    assert math.isclose(np.mean([point.score for point in summary.points(ABOUT, runs)]), 0.5)
