@@ -73,26 +73,17 @@ def list_to_steps(durations: str, *, batch_size: int, num_examples: int, name: s
     return [to_steps(entry, **sizes, name=name) for entry in entries]
 
 
-def scaled(duration: int | str, steps: float, epochs: float) -> int | str:
-    """A duration, or a list of them, for a run of another length on other data.
-
-    `steps` multiplies steps and examples, `epochs` the epochs; times stay. Something positive in
-    steps stays at least 1.
-    """
-    if isinstance(duration, int):
-        return max(1, round(duration * steps)) if duration else 0
-    matches = [_DURATION.fullmatch(entry.strip().lower()) for entry in duration.split(", ")]
-    if None in matches or not (last := matches[-1]):
-        return duration  # '', or a mistake that the reader of the key explains
-    factors = {"steps": steps, "examples": steps, "epochs": epochs, "seconds": 1.0}
-    entries = []
-    for amount, unit in (match.groups() for match in matches if match):
-        kind, _ = _UNITS.get(unit or last[2], ("seconds", 1))
-        number = float(amount) * factors[kind]
-        if kind == "steps":
-            number = float(max(1, round(number))) if number else 0.0
-        entries.append(f"{number:.9g} {unit or last[2]}".strip())
-    return ", ".join(entries)
+def stretched(duration: int | str, times: float) -> int | str:
+    """A duration, or a list of them, with so many times the epochs; other units stay."""
+    if not isinstance(duration, str):
+        return duration
+    *entries, last = [_DURATION.fullmatch(x.strip().lower()) for x in duration.split(", ")]
+    if not (
+        last and _UNITS.get(last[2]) == ("epochs", 1)
+    ):  # the reader of the key explains mistakes
+        return duration
+    numbers = [float(match[1]) * times for match in (*entries, last) if match]
+    return f"{', '.join(f'{number:.9g}' for number in numbers)} epochs"
 
 
 @dataclasses.dataclass

@@ -38,8 +38,8 @@ _log = logging.getLogger("tpu_suite")
 
 FRACTIONS = (1 / 8, 1 / 4, 1 / 2, 1.0)
 _REPEATED = 1 / 4  # larger parts are trained once, whatever --seeds says
-# A part with a share f of the data takes f ** _LENGTH of the steps; docs/scaling.md has the
-# measurements. 1 would be the same epochs, 0 the same steps.
+# Where a recipe counts epochs, a part with a share f of the data takes f ** _LENGTH of the steps: with
+# as many epochs (1.0) the small parts learn too little. docs/scaling.md has the measurements.
 _LENGTH = 0.5
 _APART = 0.8  # a part has at most this share of the next larger one
 _START = 10.0  # seconds that a run takes to start and to end
@@ -153,7 +153,6 @@ def _settings_of(
         if not (differs := _difference(settings, {**data["train"], **data["eval"]})):
             return settings
         _log.info("NOTE %s holds another run (%s): not taken", settings.workdir, differs)
-    factor = fraction**_LENGTH
     values = {
         "seed": seed,
         "train_fraction": fraction * settings.train_fraction,
@@ -161,7 +160,7 @@ def _settings_of(
         "keep_checkpoints": 1,
     }
     for key in _DURATIONS:
-        values[key] = cadence.scaled(getattr(settings, key), factor, factor / fraction)
+        values[key] = cadence.stretched(getattr(settings, key), fraction ** (_LENGTH - 1))
     config = ml_collections.ConfigDict(dict(settings.config))
     config.update(values)
     folder = f"{own}/{summary.part_name(fraction).replace('/', '-of-')}"

@@ -28,7 +28,7 @@ def settings_for(tiny_records, monkeypatch):
         monkeypatch.setattr(pace, name, lambda *_: 1.0)
 
     def make(workdir, **values):
-        values = {"train_steps": "4", "steps_per_checkpoint": "2", **values}
+        values = {"train_steps": "0.8 epochs", "steps_per_checkpoint": "2", **values}
         return read_settings(make_tiny_config(tiny_records, **values), str(workdir))
 
     return make
@@ -50,7 +50,7 @@ def test_parts_are_runs_that_are_continued(settings_for, tmp_path, monkeypatch, 
     content = content_of(calm.workdir)
     assert [part["part"] for part in content["parts"]] == ["1/8", "1/4", "1/2", "all"]
     assert [part["images"] for part in content["parts"]] == [12, 24, 46, 90]
-    steps = [max(1, round(4 * fraction**0.5)) for fraction in scaling.FRACTIONS]
+    steps = [round(90 * fraction**0.5 * 0.8 / 16) for fraction in scaling.FRACTIONS]
     for part, count, last in zip(("1-of-8", "1-of-4", "1-of-2"), (12, 24, 46), steps, strict=False):
         manifest = model_source.peek(f"{calm.workdir}/scaling/{part}") or {}
         assert (manifest["num_train_examples"], manifest["step"]) == (count, last)
