@@ -57,7 +57,7 @@ MODES = {
         recipe="optional",
     ),
     "scaling": Mode(
-        "commands.scaling:run",
+        "commands.scaling.parts:run",
         "train on nested parts of the data, and say what twice as much would bring",
         ("seeds",),
     ),

@@ -37,7 +37,7 @@ ROWS = {
     "scripts": "main predict train commands engine benchmark seam models input_pipeline common",
 }
 EXCEPTIONS = {  # file: what it may import besides, and why
-    "commands/scaling/__init__.py": "train",  # the parts are runs
+    "commands/scaling/parts.py": "train",  # the parts are runs
     "main.py": "resnet_main",  # explains flags of the tutorial
     "predict.py": r"configs\.resnet50|engine\.environment",  # of others' weights; before TensorFlow
     "engine/checkpoint/model_source.py": r"configs\._loop",  # the folder of compiled programs
