@@ -17,7 +17,7 @@ AHEAD = (2, 4)  # times the largest measured number of examples
 
 _LAW, _MARKS, _LINES = "#1f5fa8", "#b03a00", "#555555"
 _TEXTS = 0.27  # of the height, at the bottom, for the texts of the marks
-_LETTERS = 100  # in a line below the title
+_LETTERS = 108  # in a line below the title
 
 
 def draw(
@@ -113,7 +113,7 @@ def _draw_marks(axes: Axes, largest: int, marks: dict[int, Interval], percent: b
             f"{times}x\n{_text(percent, mark.median)}\n{interval}",
             transform=axes.get_xaxis_transform(),
             ha="center",
-            fontsize=10,
+            fontsize=9.5,
             fontweight="bold",
             color=_MARKS,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},

@@ -21,14 +21,12 @@ LIMIT = 64  # times the largest measured number of examples; nobody can tell wha
 _EXPONENT = (math.log(0.25), 1.0)
 _NOISE = (math.log(0.7), 0.7)
 _DEGREES = 4
-_BEND = (
-    0.3  # deviation of the log of a true rise from the law's: no real curve is quite a power law
-)
+_BEND = 0.3  # of the log of a true rise from the law's, because no curve is quite a power law
 _CLEAR = 2.0  # deviations that a score must rise by
 _FASTER = 5.0  # the same for a rise per doubling that grows, which no power law has
 _NOT_BEGUN = 0.005  # a score below it is no success
 _DRAWS = 16384
-_CELLS = 40  # of the grid, along each side
+_CELLS = 96  # of the grid, along each side
 _NORMAL = np.array([statistics.NormalDist().inv_cdf((i + 0.5) / 4096) for i in range(4096)])
 _R3 = 1.2207440846057596 ** -np.arange(1.0, 4.0)  # of Roberts' sequence, which fills a cube evenly
 
@@ -130,11 +128,12 @@ class Backtest:
         return self.expected.low <= self.measured <= self.expected.high
 
 
-def fit(points: Sequence[Point], evaluated: int) -> Law | Unclear:
+def fit(points: Sequence[Point], evaluated: int, *, percent: bool = False) -> Law | Unclear:
     """Fits the law to all runs; `evaluated` is the number of examples that each score is from.
 
     The same points give the same law. It is Unclear if there are fewer than three sizes, a score is
-    outside 0..1, nothing was learnt, or the score does not rise by more than runs differ by chance.
+    outside 0..1, nothing was learnt, the score does not rise by more than runs differ by chance,
+    or it rises ever faster. The reason shows scores in per cent if `percent`.
     """
     if evaluated < 1:
         return Unclear("no example was evaluated")
@@ -146,11 +145,12 @@ def fit(points: Sequence[Point], evaluated: int) -> Law | Unclear:
     if len(means) < 3:
         sizes = ", ".join(f"{n:,}" for n in means) or "none"
         return Unclear(f"a law needs three numbers of training examples, there are: {sizes}")
-    best = max(means.values())
-    if best < max(_NOT_BEGUN, 1.5 / evaluated):
+    shown = {n: _text(score, percent) for n, score in means.items()}
+    best = max(means, key=means.__getitem__)
+    if means[best] < max(_NOT_BEGUN, 1.5 / evaluated):
         return Unclear(
-            f"nothing was learnt yet: the best score is {best:.4f}, from {evaluated:,} evaluated "
-            "examples; train longer first, or look for a fault in the data"
+            f"nothing was learnt yet: the best score is {shown[best]}, from {evaluated:,} "
+            "evaluated examples; train longer first, or look for a fault in the data"
         )
     examples, scores = np.array(sorted((point.examples, point.score) for point in points)).T
     hits = (scores.mean() * evaluated + 1) / (evaluated + 2)  # never 0 or 1
@@ -163,10 +163,10 @@ def fit(points: Sequence[Point], evaluated: int) -> Law | Unclear:
     peak = int(levels.argmax())
     if levels[peak] - levels[-1] > apart[peak] * quiet:
         return Unclear(
-            f"the score falls {_change(means, sizes[peak], sizes[-1])}: something other than their "
+            f"the score falls {_change(shown, sizes[peak], sizes[-1])}: something other than their "
             "number decides it, as faults in the labels or a training that does not fit"
         )
-    ends = _change(means, sizes[0], sizes[-1])
+    ends = _change(shown, sizes[0], sizes[-1])
     slopes = np.diff(levels) / np.diff(np.log2(sizes))
     if slopes[-1] - slopes[0] > _FASTER * quiet:
         return Unclear(
@@ -175,9 +175,9 @@ def fit(points: Sequence[Point], evaluated: int) -> Law | Unclear:
     chance = apart[0] * law.noise
     if levels[-1] - levels[0] <= chance:
         return Unclear(
-            f"the score goes {ends}, and chance alone could make a difference of {chance:.3f}: "
-            "either more of the same data no longer helps, or something else limits the score, as "
-            "faults in the labels or too few evaluated examples"
+            f"the score goes {ends}, and chance alone could make a difference of "
+            f"{_text(chance, percent)}: either more of the same data no longer helps, or something "
+            "else limits the score, as faults in the labels or too few evaluated examples"
         )
     return law
 
@@ -200,36 +200,42 @@ def _means(points: Sequence[Point]) -> dict[int, float]:
     }
 
 
-def _change(means: dict[int, float], first: int, last: int) -> str:
-    before, after = (f"{means[n]:.3f} with {n:,}" for n in (first, last))
-    return f"from {before} training examples to {after}"
+def _change(shown: dict[int, str], first: int, last: int) -> str:
+    return f"from {shown[first]} with {first:,} training examples to {shown[last]} with {last:,}"
+
+
+def _text(score: float, percent: bool) -> str:
+    return f"{100 * score:.1f} %" if percent else f"{score:.3f}"
 
 
 def _posterior(examples: np.ndarray, errors: np.ndarray, sampling: float) -> Law:
     """Draws laws from the posterior for `examples` and `errors`, of shape [runs].
 
-    A law is error(n) = E (r + (1 - r) (n / largest)^-b). The grid is over r, log b and log sigma,
-    with a uniform, a normal and a t-distribution as the prior; half of r's is at 0. The error with
-    the fewest examples has a flat prior; it is integrated analytically. The grid shrinks around
-    what is probable.
+    A law is error(n) = E (r + (1 - r) (n / largest)^-b). The priors of r, log b and log sigma are
+    uniform, normal and a t-distribution, that of the error with the fewest examples is flat. The
+    latter is integrated analytically. The grid is over log b, log sigma, and instead of r over the
+    logarithm of how many times the error falls from the fewest to the most examples, which the runs
+    tell almost independently of b. It shrinks around what is probable.
     """
     logs = np.log(examples / examples.max())
-    spread = np.linspace(-3.0, max(3.0, (math.log(0.5 / sampling) - _NOISE[0]) / _NOISE[1]), 24)
+    spread = np.linspace(-3.0, max(3.0, (math.log(0.5 / sampling) - _NOISE[0]) / _NOISE[1]), 40)
     sigma = sampling * np.exp(_NOISE[0] + _NOISE[1] * spread)
     prior = -(_DEGREES + 1) / 2 * np.log1p(spread**2 / _DEGREES)
-    sides = [(-1.0, 1.0), (-3.0, 3.0)]  # of r, whose half below 0 stands for 0; of b in deviations
+    sides = [(0.0, 8.0), (-3.0, 3.0)]  # of the fall, and of log b in deviations
     while True:
         cells = [low + (high - low) * (np.arange(_CELLS) + 0.5) / _CELLS for low, high in sides]
-        r, z = np.maximum(cells[0], 0)[:, None], cells[1][None, :]
+        fall, z = np.exp(cells[0])[:, None], cells[1][None, :]
         b = np.exp(_EXPONENT[0] + _EXPONENT[1] * z)
+        most = np.exp(-b * logs.min())  # what the error falls by if r = 0
+        r = (most - fall) / (most - 1)
         shape = r[..., None] + (1 - r[..., None]) * np.exp(-b[..., None] * logs)
-        start = shape.max(-1)
-        shape /= start[..., None]
+        shape /= fall[..., None]
         square = (shape**2).sum(-1)
         level = (shape * errors).sum(-1) / square
         rest = ((errors - level[..., None] * shape) ** 2).sum(-1) / 2
+        density = np.where(r >= 0, np.log(fall / (most - 1)), -np.inf)  # of r, over log fall
         log_weight = prior - (len(errors) - 1) * np.log(sigma) - rest[..., None] / sigma**2
-        log_weight -= (np.log(square) / 2 + z**2 / 2)[..., None]
+        log_weight += (density - np.log(square) / 2 - z**2 / 2)[..., None]
         weight = np.exp(log_weight - log_weight.max())
         smaller = []
         for side, axes, (low, high) in zip(cells, ((1, 2), (0, 2)), sides, strict=True):
@@ -244,11 +250,11 @@ def _posterior(examples: np.ndarray, errors: np.ndarray, sampling: float) -> Law
     row, column, noise = np.unravel_index(index, weight.shape)
     normal = _NORMAL[(4096 * ((0.5 + count * _R3[:, None]) % 1)).astype(int)]
     error = level[row, column] + sigma[noise] / np.sqrt(square[row, column]) * normal[0]
-    error = np.clip(error, 0, 1) / start[row, column]
+    error = np.clip(error, 0, 1) / fall[row, 0]
     return Law(
         largest=int(examples.max()),
         top=1 - error,
-        excess=error * (1 - r[row, 0]),
+        excess=error * (1 - r[row, column]),
         power=b[0, column],
         bend=np.exp(_BEND * normal[1]),
         deviation=sigma[noise],
