@@ -220,7 +220,7 @@ def _groups(settings: Settings, step: int) -> dict[str, tuple[float, int]]:
 def _write(workdir: str, about: dict[str, Any], results: Sequence[Result]) -> None:
     """Writes scaling.json and scaling.png, and prints the table."""
     points = summary.points(about, results)
-    found = law.fit(points, about["evaluated"])
+    found = law.fit(points, about["evaluated"], percent=about["percent"])
     content = summary.describe(about, results, found)
     picture = io.BytesIO()
     shown = {key: about[key] for key in ("unit", "metric", "percent", "target")}
