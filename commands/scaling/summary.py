@@ -122,8 +122,8 @@ def sentences(content: _Content) -> list[str]:
         return [*lines, f"Cannot tell what more data would bring: {content['cannot_tell']}."]
     ceiling = content["ceiling"]
     lines += [
-        f"The law's ceiling is {number(ceiling['median'])} ({_span(content, ceiling)}): more {unit} "
-        "of this kind alone do not bring this recipe above it."
+        f"The law's ceiling is {number(ceiling['median'])} ({_span(content, ceiling)}): more "
+        f"{unit} of this kind alone do not bring this recipe above it."
     ]
     if target := content["target"]:
         lines.append(f"A score of {number(target)} needs {_needed(content)}.")
