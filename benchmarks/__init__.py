@@ -53,7 +53,8 @@ def load(config: Any, cache_dir: str) -> Benchmark:
     Raises:
       ConfigError: there is no such benchmark, or its config cannot work.
     """
-    make, part = module(config.benchmark).make, Part(config.get("train_fraction", 1.0), config.seed)
+    make = module(config.benchmark).make
+    part = Part(config.get("train_fraction", 1.0), config.get("train_fraction_seed", 0))
     if config.get("dataset") != FAKE:
         benchmark = make(config, cache_dir)
         benchmark.part = part

@@ -1,7 +1,7 @@
 """The part of the training data that a run uses: `config.train_fraction`.
 
-The parts of one seed are nested: a smaller one is in every larger one. They do not depend on the
-order of the run, and the data to evaluate on stay complete.
+The parts of one `config.train_fraction_seed` are nested: a smaller one is in every larger one. The
+data to evaluate on stay complete.
 """
 
 import dataclasses
@@ -66,4 +66,4 @@ class Part:
         if not self:
             return ""
         share = f"config.train_fraction={self.fraction:g} of {self.complete:,}"
-        return f"{share}, drawn with config.seed={self.seed}"
+        return f"{share}, drawn with config.train_fraction_seed={self.seed}"

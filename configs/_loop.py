@@ -34,8 +34,9 @@ def get_config() -> ml_collections.ConfigDict:
     config.train_batch_size = 1024  # over all devices, as eval_batch_size
     config.gradient_accumulation_steps = 1  # micro-batches that one step adds up
     config.train_steps = "90 epochs"
-    # < 1: train on a part of the data, which the seed draws; smaller parts are in larger ones.
+    # < 1: train on a part of the data, which its seed draws; smaller parts are in larger ones.
     config.train_fraction = 1.0
+    config.train_fraction_seed = 0
     _initial_weights(config)
     _optimizer(config)
     _learning_rate(config)

@@ -141,7 +141,7 @@ class Detector(RecordBenchmark[Source]):
 
     def strata(self, source: Any) -> tuple[np.ndarray | None, np.ndarray | None]:
         """The groups of images that belong together; an image has objects of several classes."""
-        return labels_and_groups(source.shards, f"{self.cache_dir}/part.json")
+        return labels_and_groups(source.shards, f"{self.cache_dir}/groups.json")
 
     def decode_all(self, source: Any) -> None:
         def decode(serialized: Any, only_jpeg: bool) -> dict[str, Any]:

@@ -129,7 +129,6 @@ class Ncf(Benchmark):
         self.complete = data
         if self.part:
             data = data.only(self.part.choose(data.num_positives, strata=data.users))
-            sizes = _sizes(data)
         epoch = data.num_positives * (1 + settings.train_negatives)
         if epoch > np.iinfo(np.int32).max:
             raise DataError(

@@ -94,13 +94,13 @@ class ImageClassifier(RecordBenchmark[Source]):
         """Also weighs the classes; an empty class has no weight and is refused."""
         count, weighs = super().open(split), self.settings.objective.class_weights
         if split == "train" and weighs and self.class_weights is None:
-            cache = f"{self.cache_dir}/train_labels.json"
+            cache = f"{self.cache_dir}/labels.json"
             self.class_weights = records.class_weights(self.source("train"), cache)
         return count
 
     def strata(self, source: Source) -> tuple[np.ndarray | None, np.ndarray | None]:
         """The classes, and the groups of photos that belong together."""
-        return labels_and_groups(source.shards, f"{self.cache_dir}/part.json", source.label_key)
+        return labels_and_groups(source.shards, f"{self.cache_dir}/labels.json", source.label_key)
 
     def decode_all(self, source: Source) -> None:
         def decode(serialized: Any, only_jpeg: bool) -> dict[str, Any]:

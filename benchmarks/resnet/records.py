@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.records import RecordFiles
+from benchmarks.records import RecordFiles, labels_and_groups
 from benchmarks.resnet.settings import Data
 from common.data import caches, data_manifest, decoding, files
 from common.data.shards import Shards, record_name
@@ -144,30 +144,18 @@ def open_tfds(name: str, data_dir: str, split: str, num_classes: int = 0) -> Sou
 def class_weights(source: Source, cache: str) -> np.ndarray:
     """The weight of each class, f32[K]: n / (K * count), whose mean over the n images is 1.
 
-    The files are read through once; `common.data.caches.scan_files` keeps the counts in `cache`.
-    Raises ConfigError if a class has no image.
+    `benchmarks.records.labels_and_groups` explains `cache`. DataError: a label is out of range;
+    ConfigError: a class has no image.
     """
-    key, offset, number = source.label_key, source.label_offset, source.num_classes
-    tf = tensorflow()
-    features = {key: tf.io.FixedLenFeature([], tf.int64)}
-
-    def scan(path: str) -> dict[str, Any]:
-        counts = np.zeros(number, np.int64)
-
-        def add(chunk: Any, first: int) -> None:
-            labels = tf.io.parse_example(chunk, features)[key].numpy() - offset
-            wrong = (labels < 0) | (labels >= number)
-            if wrong.any():
-                record = record_name(path, first + int(wrong.argmax()))
-                raise wrong_label(record, int(labels[wrong][0]), offset, number)
-            np.add.at(counts, labels, 1)
-
-        caches.count_records(path, add, f"a schema with {key}")
-        return {"counts": counts.tolist()}
-
-    settings = {"labels": key, "from": offset, "n": number}
-    rows = caches.scan_files(source.shards.paths, scan, cache, settings)
-    counts = np.sum([row["counts"] for row in rows], axis=0)
+    offset, number = source.label_offset, source.num_classes
+    labels = labels_and_groups(source.shards, cache, source.label_key)[0]
+    assert labels is not None
+    wrong = (labels < offset) | (labels >= offset + number)
+    if wrong.any():
+        example = int(wrong.argmax())
+        record, label = source.shards.where(example), int(labels[example]) - offset
+        raise wrong_label(record, label, offset, number)
+    counts = np.bincount(labels - offset, minlength=number)
     if empty := [class_name(source.class_names, i) for i in np.flatnonzero(counts == 0)]:
         raise ConfigError(
             f"config.class_weights='auto': {len(empty)} ({some(empty)}) of {number} classes "

@@ -38,7 +38,7 @@ def draw(
     """
     figure = Figure(figsize=(9, 5.6), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(title, fontsize=14, fontweight="bold")
+    figure.suptitle(textwrap.fill(title, 80), fontsize=14, fontweight="bold")
     axes = figure.subplots()
     points = [point for point in points if math.isfinite(point.score)]
     runs, scores = [point.examples for point in points], [point.score for point in points]
@@ -56,7 +56,9 @@ def draw(
         numbers += [times * law.largest for times in AHEAD]
         lowest = min(mark.low for mark in marks.values())
         ceiling = law.ceiling
-        if ceiling.median < max(scores) + 0.3 * (max(scores) - min(scores)):
+        shown = max(scores) - min(scores)
+        sure = ceiling.high - ceiling.low < shown / 2
+        if sure and ceiling.median < max(scores) + 0.3 * shown:
             ends = _text(percent, ceiling.low, ceiling.high)
             label = f"ceiling {_text(percent, ceiling.median)} ({ends})"
             axes.axhline(ceiling.median, color=_LINES, ls="--", lw=1.5, label=label)

@@ -21,9 +21,10 @@ LIMIT = 64  # times the largest measured number of examples; nobody can tell wha
 _EXPONENT = (math.log(0.25), 1.0)
 _NOISE = (math.log(0.7), 0.7)
 _DEGREES = 4
-_BEND = 0.3  # of the log of a true rise from the law's, because no curve is quite a power law
+_BEND = 0.45  # of the log of a true rise from the law's, because no curve is quite a power law
 _CLEAR = 2.0  # deviations that a score must rise by
-_FASTER = 5.0  # the same for a rise per doubling that grows, which no power law has
+_FASTER = 3.5  # the same for a rise per doubling that grows, which no power law has
+_FEWEST = 20  # examples that an evaluation needs
 _NOT_BEGUN = 0.005  # a score below it is no success
 _DRAWS = 16384
 _CELLS = 96  # of the grid, along each side
@@ -128,23 +129,25 @@ class Backtest:
         return self.expected.low <= self.measured <= self.expected.high
 
 
-def fit(points: Sequence[Point], evaluated: int, *, percent: bool = False) -> Law | Unclear:
+def fit(
+    points: Sequence[Point], evaluated: int, *, unit: str = "examples", percent: bool = False
+) -> Law | Unclear:
     """Fits the law to all runs; `evaluated` is the number of examples that each score is from.
 
     The same points give the same law. It is Unclear if there are fewer than three sizes, a score is
     outside 0..1, nothing was learnt, the score does not rise by more than runs differ by chance,
-    or it rises ever faster. The reason shows scores in per cent if `percent`.
+    or it rises ever faster. The reason names the `unit` and shows scores in per cent if `percent`.
     """
-    if evaluated < 1:
-        return Unclear("no example was evaluated")
+    if evaluated < _FEWEST:
+        return Unclear(f"{evaluated} evaluated examples are too few: chance decides the score")
     for point in points:
         if not 0 <= point.score <= 1:  # also nan
-            size = f"{point.examples:,} training examples"
+            size = f"{point.examples:,} {unit}"
             return Unclear(f"the score with {size} is {point.score:g}, which is not in 0..1")
     means = _means(points)
     if len(means) < 3:
         sizes = ", ".join(f"{n:,}" for n in means) or "none"
-        return Unclear(f"a law needs three numbers of training examples, there are: {sizes}")
+        return Unclear(f"a law needs three numbers of {unit}, there are: {sizes}")
     shown = {n: _text(score, percent) for n, score in means.items()}
     best = max(means, key=means.__getitem__)
     if means[best] < max(_NOT_BEGUN, 1.5 / evaluated):
@@ -161,23 +164,29 @@ def fit(points: Sequence[Point], evaluated: int, *, percent: bool = False) -> La
     apart = _CLEAR * np.sqrt(1 / runs + 1 / runs[-1])  # deviations, from the largest size's score
     quiet = min(law.noise, sampling)  # points that no law fits make the law's noise large
     peak = int(levels.argmax())
+
+    def change(first: int) -> str:
+        last = sizes[-1]
+        return f"from {shown[first]} with {first:,} {unit} to {shown[last]} with {last:,}"
+
     if levels[peak] - levels[-1] > apart[peak] * quiet:
         return Unclear(
-            f"the score falls {_change(shown, sizes[peak], sizes[-1])}: something other than their "
+            f"the score falls {change(sizes[peak])}: something other than their "
             "number decides it, as faults in the labels or a training that does not fit"
         )
-    ends = _change(shown, sizes[0], sizes[-1])
     slopes = np.diff(levels) / np.diff(np.log2(sizes))
     if slopes[-1] - slopes[0] > _FASTER * quiet:
         return Unclear(
-            f"the score rises {ends}, ever faster: more data helps, but how much follows no law yet"
+            f"the score rises {change(sizes[0])}, ever faster: more data helps, but how much "
+            "follows no law yet"
         )
     chance = apart[0] * law.noise
     if levels[-1] - levels[0] <= chance:
         return Unclear(
-            f"the score goes {ends}, and chance alone could make a difference of "
-            f"{_text(chance, percent)}: either more of the same data no longer helps, or something "
-            "else limits the score, as faults in the labels or too few evaluated examples"
+            f"the score goes {change(sizes[0])}, and chance alone could make a difference of "
+            f"{_text(chance, percent)}, with {evaluated:,} evaluated examples: either more of the "
+            "same data no longer helps, or something else limits the score, as faults in the "
+            "labels, or they are too few"
         )
     return law
 
@@ -200,10 +209,6 @@ def _means(points: Sequence[Point]) -> dict[int, float]:
     }
 
 
-def _change(shown: dict[int, str], first: int, last: int) -> str:
-    return f"from {shown[first]} with {first:,} training examples to {shown[last]} with {last:,}"
-
-
 def _text(score: float, percent: bool) -> str:
     return f"{100 * score:.1f} %" if percent else f"{score:.3f}"
 
@@ -212,8 +217,8 @@ def _posterior(examples: np.ndarray, errors: np.ndarray, sampling: float) -> Law
     """Draws laws from the posterior for `examples` and `errors`, of shape [runs].
 
     A law is error(n) = E (r + (1 - r) (n / largest)^-b). The priors of r, log b and log sigma are
-    uniform, normal and a t-distribution, that of the error with the fewest examples is flat. The
-    latter is integrated analytically. The grid is over log b, log sigma, and instead of r over the
+    Beta(1, 1/2), normal and a t-distribution; that of the error with the fewest examples is flat,
+    and is integrated analytically. The grid is over log b, log sigma, and instead of r over the
     logarithm of how many times the error falls from the fewest to the most examples, which the runs
     tell almost independently of b. It shrinks around what is probable.
     """
@@ -233,7 +238,8 @@ def _posterior(examples: np.ndarray, errors: np.ndarray, sampling: float) -> Law
         square = (shape**2).sum(-1)
         level = (shape * errors).sum(-1) / square
         rest = ((errors - level[..., None] * shape) ** 2).sum(-1) / 2
-        density = np.where(r >= 0, np.log(fall / (most - 1)), -np.inf)  # of r, over log fall
+        density = np.log(fall / (most - 1)) - np.log(np.maximum(1 - r, 1e-9)) / 2  # over log fall
+        density = np.where(r >= 0, density, -np.inf)
         log_weight = prior - (len(errors) - 1) * np.log(sigma) - rest[..., None] / sigma**2
         log_weight += (density - np.log(square) / 2 - z**2 / 2)[..., None]
         weight = np.exp(log_weight - log_weight.max())

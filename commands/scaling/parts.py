@@ -11,6 +11,8 @@ import io
 import json
 import logging
 import math
+import shlex
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,13 +23,23 @@ from etils import epath
 import train
 from commands.scaling import figure, law, summary
 from commands.scaling.summary import Result
-from common.errors import CheckpointError, ConfigError, DataError, one_line, parse_json, visible
+from common import entry
+from common.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    UserError,
+    one_line,
+    parse_json,
+    visible,
+)
 from common.progress import duration
 from common.text import aligned
-from engine import cadence, pace
+from engine import cadence, pace, sharding
 from engine.checkpoint import model_source
 from engine.checkpoint.manifest import changes
 from engine.checkpoint.saver import Diverged
+from engine.checks import check_plan
 from engine.cluster import processes
 from engine.evaluate import begin_evaluation, examining
 from engine.plan import Settings, make_plan, read_settings
@@ -42,16 +54,21 @@ _REPEATED = 1 / 4  # larger parts are trained once, whatever --seeds says
 # with as many epochs (1.0) the small parts learn too little. docs/scaling.md has measurements.
 _LENGTH = 0.5
 _APART = 0.8  # a part has at most this share of the next larger one
-_START = 10.0  # seconds that a run takes to start and to end
+_FEW = 200  # evaluated examples: chance moves a score of fewer by 3.5 points and more
 _DURATIONS = (
     *("train_steps", "warmup_steps", "decay_steps", "learning_rate_decay_steps"),
     *("steps_per_eval", "eval_offset", "steps_per_checkpoint"),
 )
-_MAY_DIFFER = ("config.data_dir", "config.compilation_cache")  # of the same run elsewhere
+# Keys in which one run may differ from another one of the same scores.
+_MAY_DIFFER = (
+    *("data_dir", "compilation_cache", "target", "mask_target", "keep_checkpoints", "tracker"),
+    *("log_step_count_steps", "profile_steps", "watchdog_seconds", "host_memory_limit"),
+    *("hosts_wait_seconds", "host_silence_seconds", "check_devices_every", "accept_other_data"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class PartRun:
     """A run on a share of the training data that the config asks for."""
 
     fraction: float
@@ -61,7 +78,8 @@ class Part:
     @property
     def name(self) -> str:
         """The part in words, for messages."""
-        return f"{summary.part_name(self.fraction)} of the data, seed {self.settings.seed}"
+        seed = self.settings.train_fraction_seed
+        return f"{summary.part_name(self.fraction)} of the data" + f", seed {seed}" * bool(seed)
 
 
 def run(settings: Settings, seeds: int) -> None:
@@ -92,8 +110,9 @@ def _leave_out(about: dict[str, Any], fraction: float, name: str, error: Excepti
     _log.info("NOTE left out: %s", about["left_out"][-1])
 
 
-def _plan(settings: Settings, seeds: int) -> tuple[dict[str, Any], list[Part]]:
+def _plan(settings: Settings, seeds: int) -> tuple[dict[str, Any], list[PartRun]]:
     """What the scores are about, and the parts, the smallest first; says what each costs."""
+    begun = time.monotonic()
     with Run.at_work(settings) as (opened, _):
         opened.open_data("train", "eval")
         benchmark, target = opened.benchmark, opened.benchmark.targets[0]
@@ -101,26 +120,33 @@ def _plan(settings: Settings, seeds: int) -> tuple[dict[str, Any], list[Part]]:
         collected, unit = benchmark.collected(complete)
         data = {split: dict(benchmark.identity(split).content) for split in ("train", "eval")}
         plan = make_plan(settings, benchmark, complete)
+        check_plan(opened.programs, plan, opened.programs.abstract_state(plan), True)
+        if (count := benchmark.num_examples("eval")) < _FEW:
+            _log.info(
+                "NOTE only %d %s to evaluate: chance alone moves a score by about %.0f points; "
+                "prepare the data with more of them (--validation_fraction, --val_fraction)",
+                *(count, benchmark.unit, 50 / count**0.5),
+            )
         _log.info("measuring a step and an evaluation ...")
         step = pace.seconds_per_step(opened.programs, plan)
         evaluation = pace.seconds_per_evaluation(opened.programs, plan)
+    start = time.monotonic() - begun  # every part opens the data and compiles
     about = {
         **{"metric": target.metric, "percent": target.percent, "target": target.value},
         **{"unit": unit, "per_example": collected / complete, "left_out": []},
-        "evaluated": benchmark.num_examples("eval"),
+        "evaluated": count,
         "evaluated_unit": benchmark.unit,
     }
     parts, total, larger = [], 0.0, math.inf
     for fraction in sorted(FRACTIONS, reverse=True):
         for seed in range(seeds if fraction <= _REPEATED else 1):
-            own = _settings_of(settings, fraction, settings.seed + seed, data)
-            part = Part(fraction, own, complete)
+            own = _settings_of(settings, fraction, seed, data)
+            part = PartRun(fraction, own, complete)
             try:
                 if fraction < 1:
-                    count = own.load_benchmark(f"{settings.workdir}/data_index").open("train")
-                    if not seed and count > _APART * larger:
+                    part = dataclasses.replace(part, count=_open_part(own, settings.workdir, data))
+                    if not seed and part.count > _APART * larger:
                         raise DataError("it has hardly fewer examples than the next larger part")
-                    part = dataclasses.replace(part, count=count)
                 own_plan = make_plan(own, benchmark, part.count)
             except (ConfigError, DataError) as error:
                 _leave_out(about, fraction, part.name, error)
@@ -129,7 +155,7 @@ def _plan(settings: Settings, seeds: int) -> tuple[dict[str, Any], list[Part]]:
             known = model_source.peek(own.workdir) or {"step": 0}
             left = max(0.0, 1 - known["step"] / own_plan.total_steps)
             seconds = own_plan.total_steps * step + (own_plan.evaluations + 1) * evaluation
-            seconds = _START + left * seconds
+            seconds = bool(left) * start + left * seconds
             total += seconds
             _log.info(
                 "%s: %s %s, %s steps, about %s, in %s",
@@ -137,8 +163,12 @@ def _plan(settings: Settings, seeds: int) -> tuple[dict[str, Any], list[Part]]:
                 *(f"{own_plan.total_steps:,}", duration(seconds), own.workdir),
             )
         larger = parts[-1].count
+    if (sizes := len({part.fraction for part in parts})) < 3:
+        raise DataError(
+            f"a law needs three parts, and there are {sizes}: {'; '.join(about['left_out'])}"
+        )
     _log.info("together about %s; after a stop the same command goes on", duration(total))
-    return about, sorted(parts, key=lambda part: (part.fraction, part.settings.seed))
+    return about, sorted(parts, key=lambda x: (x.fraction, x.settings.train_fraction_seed))
 
 
 def _settings_of(
@@ -154,7 +184,7 @@ def _settings_of(
             return settings
         _log.info("NOTE %s holds another run (%s): not taken", settings.workdir, differs)
     values = {
-        "seed": seed,
+        "train_fraction_seed": settings.train_fraction_seed + seed,
         "train_fraction": fraction * settings.train_fraction,
         "stop_at_target": False,
         "keep_checkpoints": 1,
@@ -164,37 +194,67 @@ def _settings_of(
     config = ml_collections.ConfigDict(dict(settings.config))
     config.update(values)
     folder = f"{own}/{summary.part_name(fraction).replace('/', '-of-')}"
-    folder += f"_seed-{seed}" if seed != settings.seed else ""
-    part = read_settings(config.lock(), folder, settings.origin)
-    if differs := _difference(part, data["eval"]):
+    folder += f"_seed-{seed}" * bool(seed)
+    return read_settings(config.lock(), folder, settings.origin)
+
+
+def _open_part(settings: Settings, workdir: str, data: Mapping[str, Mapping[str, str]]) -> int:
+    """Opens the training data of a part, which use the workdir's index; returns their number.
+
+    CheckpointError if the folder of the part holds a run with another config or other data.
+    """
+    benchmark = settings.load_benchmark(f"{workdir}/data_index")
+
+    def opened() -> tuple[int, str]:
+        try:
+            return benchmark.open("train"), ""
+        except UserError as error:  # on every host
+            return 0, str(error)
+
+    count, problem = processes.first_process_first(opened)
+    if problem:
+        raise DataError(problem)
+    differs = _difference(settings, {**data["eval"], **benchmark.identity("train").content})
+    if differs:
         raise CheckpointError(
-            f"{folder} holds a part of another run ({differs}): give another --workdir, or delete "
-            f"{own}"
+            f"{settings.workdir} holds a part of another run ({differs}): give another --workdir, "
+            f"or delete {workdir}/{summary.FOLDER}"
         )
-    return part
+    own = epath.Path(settings.workdir) / "data_index"
+    if jax.process_index() == 0 and not own.exists():  # so that the run need not read all records
+        own.mkdir(parents=True)
+        for file in epath.Path(f"{workdir}/data_index").iterdir():
+            file.copy(own / file.name)
+    return count
 
 
 def _difference(settings: Settings, data: Mapping[str, str]) -> str:
     """How the run in a workdir differs from the settings or the data; "" if it is the same."""
     if not (manifest := model_source.peek(settings.workdir)):
         return ""
-    lines = changes({"config": manifest["config"]}, {"config": settings.config})
-    lines = [line for line in lines if not line.startswith(_MAY_DIFFER)]
+    whole = {"train_fraction": 1.0, "train_fraction_seed": 0}  # of before these keys
+    then, now = (
+        {key: value for key, value in config.items() if key not in _MAY_DIFFER}
+        for config in ({**whole, **manifest["config"]}, settings.config)
+    )
+    lines = changes({"config": then}, {"config": now})
     saved = manifest.get("data", {})
     lines += [f"other {what}" for what, text in data.items() if saved.get(what, text) != text]
     return "; ".join(lines[:3])
 
 
-def _measure(part: Part, metric: str) -> Result:
+def _measure(part: PartRun, metric: str) -> Result:
     """Trains a part, or goes on with it, and evaluates the groups of its best checkpoint."""
     settings = part.settings
+    entry.BEGUN = time.monotonic()  # the manifest says what this run takes, not all of them
     train.train_and_evaluate(settings)
     history = History(settings.workdir, writes=False)
-    best = history.best(metric)
+    best = sharding.broadcast(history.best(metric))
     if best is None:
         raise DataError(f"{settings.workdir} has no score {metric}")
     score, groups = history.scores()[best][metric], _groups(settings, best)
-    return Result(part.fraction, settings.seed, part.count, score, best, groups, settings.workdir)
+    seed = settings.train_fraction_seed
+    return Result(part.fraction, seed, part.count, score, best, groups, settings.workdir)
 
 
 def _groups(settings: Settings, step: int) -> dict[str, tuple[float, int]]:
@@ -220,7 +280,8 @@ def _groups(settings: Settings, step: int) -> dict[str, tuple[float, int]]:
 def _write(workdir: str, about: dict[str, Any], results: Sequence[Result]) -> None:
     """Writes scaling.json and scaling.png, and prints the table."""
     points = summary.points(about, results)
-    found = law.fit(points, about["evaluated"], percent=about["percent"])
+    unit = f"training {about['unit']}"
+    found = law.fit(points, about["evaluated"], unit=unit, percent=about["percent"])
     content = summary.describe(about, results, found)
     picture = io.BytesIO()
     shown = {key: about[key] for key in ("unit", "metric", "percent", "target")}
@@ -238,4 +299,6 @@ def _write(workdir: str, about: dict[str, Any], results: Sequence[Result]) -> No
     print("\n".join(aligned([head, *rows], {2, 3})))
     for line in summary.sentences(content):
         print(visible(line))
-    print(visible(f"wrote {folder / summary.JSON} and {summary.PNG}; --mode=report shows them"))
+    print(visible(f"wrote {folder / summary.JSON} and {summary.PNG}"))
+    shown = f"python main.py --mode=report --workdir={shlex.quote(results[-1].workdir)}"
+    print(visible(f"they are in the report, too: {shown}"))

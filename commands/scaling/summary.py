@@ -126,11 +126,13 @@ def sentences(content: _Content) -> list[str]:
         f"{unit} of this kind alone do not bring this recipe above it."
     ]
     if target := content["target"]:
-        lines.append(f"A score of {number(target)} needs {_needed(content)}.")
+        reached = content["parts"][-1]["score"] >= target
+        needed = "is reached with all data" if reached else f"needs {_needed(content)}"
+        lines.append(f"A score of {number(target)} {needed}.")
     rising = [row for row in content["groups"] if "gain_of_twice" in row]
     if content["groups"]:
         named = ", ".join(
-            f"{row['name']} (+{number(row['gain_of_twice']['median'])})" for row in rising[:_NAMED]
+            f"{row['name']} ({_gain(content, row['gain_of_twice'])})" for row in rising[:_NAMED]
         )
         lines.append(
             f"Twice the data would bring most to: {named}."
@@ -149,8 +151,10 @@ def sentences(content: _Content) -> list[str]:
 
 def exhibits(workdir: str) -> list[Exhibit]:
     """What the report of a run shows of its scaling.json and scaling.png; [] without them."""
-    folder = epath.Path(workdir) / FOLDER
-    if not (folder / JSON).exists():
+    own = epath.Path(workdir)
+    folders = own / FOLDER, own.parent  # the second one of the run on all data in the first one
+    folder = next((path for path in folders if (path / JSON).exists()), None)
+    if folder is None:
         return []
     content = parse_json((folder / JSON).read_bytes())
     columns, rows = table(content)
@@ -161,6 +165,14 @@ def exhibits(workdir: str) -> list[Exhibit]:
 
 def _number(content: _Content) -> Any:
     return lambda x: f"{100 * x:.1f} %" if content["percent"] else f"{x:.3f}"
+
+
+def _gain(content: _Content, ends: _Content) -> str:
+    """A difference of scores in words."""
+    low, median, high = (100 * ends[key] for key in ("low", "median", "high"))
+    if content["percent"]:
+        return f"+{median:.1f} points, {low:.1f} to {high:.1f}"
+    return f"+{median / 100:.3f}, {low / 100:.3f} to {high / 100:.3f}"
 
 
 def _span(content: _Content, ends: _Content) -> str:

@@ -217,11 +217,14 @@ def compare(
     except CheckpointError:
         compare_data(programs, peek(source) or {}, source, data)
         raise
-    then, now = manifest["config"].get("train_fraction", 1.0), programs.settings.train_fraction
-    if then != now:
+    settings, then = programs.settings, manifest["config"]
+    now = settings.train_fraction, settings.train_fraction_seed
+    part = then.get("train_fraction", 1.0), then.get("train_fraction_seed", 0)
+    if part != now and min(part[0], now[0]) < 1:
         raise CheckpointError(
-            f"config.train_fraction={now:g}, but {source} was trained on {then:g} of the data: a "
-            "run on another part is another run; give another --workdir"
+            f"config.train_fraction={now[0]:g} (seed {now[1]}), but {source} was trained on "
+            f"{part[0]:g} of the data (seed {part[1]}): a run on another part is another run; give "
+            "another --workdir"
         )
     accepted, notes = compare_data(programs, manifest, source, data)
     model_state = items["model"]["model_state"]

@@ -98,7 +98,7 @@ def test_a_run_says_its_part_and_another_part_is_another_run(tiny_records, tmp_p
     (line,) = [text for text in caplog.messages if text.startswith("data: ")]
     assert "46 images" in line and "config.train_fraction=0.5 of 90" in line
     config.train_fraction = 1.0
-    with pytest.raises(CheckpointError, match=r"train_fraction=1, .*/checkpoints/2 .* --workdir"):
+    with pytest.raises(CheckpointError, match=r"train_fraction=1 .*/checkpoints/2 .* --workdir"):
         train.train_and_evaluate(read_settings(config, str(tmp_path)))
 
 

@@ -50,7 +50,7 @@ def test_posterior_is_that_of_importance_sampling():
     score = np.array([point.score for point in points])
     rng, count = np.random.default_rng(0), 1_500_000
     b = 0.25 * np.exp(rng.standard_normal(count))
-    r = rng.uniform(0, 1, count)
+    r = 1 - rng.uniform(0, 1, count) ** 2  # Beta(1, 1/2)
     hits = (score.mean() * evaluated + 1) / (evaluated + 2)
     sampling = np.sqrt(hits * (1 - hits) / evaluated)
     sigma = 0.7 * sampling * np.exp(0.7 * rng.standard_t(4, count))
@@ -61,7 +61,7 @@ def test_posterior_is_that_of_importance_sampling():
     weight = np.exp(fits - len(n) * np.log(sigma))
     weight[(b < 0.25 * math.exp(-3)) | (b > 0.25 * math.exp(3)) | (sigma < 1e-9)] = 0
     weight /= weight.sum()
-    rise = last * (1 - r) * (1 - 2**-b) * np.exp(0.3 * rng.standard_normal(count))
+    rise = last * (1 - r) * (1 - 2**-b) * np.exp(0.45 * rng.standard_normal(count))
     run = np.clip(1 - last + rise, 0, 1) + sigma * rng.standard_normal(count)
     law = _fitted(points, evaluated)
     for found, values in (
@@ -216,7 +216,8 @@ def test_the_same_points_give_the_same_law():
         ([0.5, 0.6, 38.2], 100, ("400", "38.2")),
         ([0.5, 0.6, 0.7], 0, ("evaluated",)),
         ([0.0, 0.0, 0.001, 0.001], 1000, ("nothing", "0.001")),
-        ([0.0, 0.0, 0.125, 0.125], 8, ("nothing", "0.125")),
+        ([0.0, 0.0, 0.04, 0.04], 24, ("nothing", "0.040")),
+        ([0.25, 0.5, 0.75, 0.75], 4, ("4 evaluated", "few")),
         ([0.0, 0.0, 0.0, 0.0], 100, ("nothing",)),
         ([0.912, 0.915, 0.909, 0.917], 500, ("0.912", "0.917", "chance", "no longer helps")),
         ([0.5, 0.75, 0.5, 0.625], 8, ("chance", "evaluated")),

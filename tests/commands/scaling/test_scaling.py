@@ -82,7 +82,8 @@ def test_a_finished_run_is_the_last_part(settings_for, tmp_path, monkeypatch, ca
     assert [part.settings.workdir.rpartition("/")[2] for part in asked] == [
         *("1-of-8", "1-of-8_seed-1", "1-of-4", "1-of-4_seed-1", "1-of-2", "run")
     ]
-    assert [part.settings.seed for part in asked] == [0, 1, 0, 1, 0, 0]
+    assert [part.settings.train_fraction_seed for part in asked] == [0, 1, 0, 1, 0, 0]
+    assert {part.settings.seed for part in asked} == {0}
 
     asked.clear()
     scaling.run(settings_for(tmp_path / "run", label_smoothing=0.3), 1)
@@ -110,7 +111,7 @@ def test_what_cannot_be_trained_is_left_out_and_said(settings_for, tmp_path, mon
     monkeypatch.setattr(scaling, "_measure", measure)
     scaling.run(settings_for(tmp_path), 1)
     out = capsys.readouterr().out
-    assert "Left out: 1/8 of the data, seed 0: config.train_batch_size=16" in out
+    assert "Left out: 1/8 of the data: config.train_batch_size=16" in out
     assert "Cannot tell" in out and len(content_of(tmp_path)["left_out"]) == 2
     monkeypatch.setattr(scaling, "_measure", lambda part, metric: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -122,9 +123,35 @@ def test_what_cannot_be_trained_is_left_out_and_said(settings_for, tmp_path, mon
 def test_parts_of_nearly_one_size_are_left_out(settings_for, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(scaling, "_measure", lambda part, metric: asked.append(part) or made(part))
-    monkeypatch.setattr(scaling, "_APART", 0.3)
+    monkeypatch.setattr(scaling, "_APART", 0.515)  # a quarter has 24 of the 46 of the half
     scaling.run(settings_for(tmp_path), 1)
-    assert [part.fraction for part in asked] == [1 / 4, 1.0]
+    assert [part.fraction for part in asked] == [1 / 8, 1 / 2, 1.0]
+    asked.clear()
+    monkeypatch.setattr(scaling, "_APART", 0.3)
+    with pytest.raises(DataError, match="three parts, and there are 2: 1/2 of the data"):
+        scaling.run(settings_for(tmp_path), 1)
+    assert not asked
+
+
+def test_another_target_needs_no_other_runs(settings_for, tmp_path, monkeypatch, caplog):
+    """But other data do."""
+    caplog.set_level("INFO")
+    trained = []
+
+    def measure(part, metric):
+        trained.append(part)
+        train.train_and_evaluate(part.settings)
+        return made(part)
+
+    monkeypatch.setattr(scaling, "_measure", measure)
+    scaling.run(settings_for(tmp_path), 1)
+    caplog.clear()
+    scaling.run(settings_for(tmp_path, target=0.9), 1)
+    assert sum(text.startswith("already finished") for text in caplog.messages) == 4
+    assert trained[-1].settings.workdir == str(tmp_path)
+    monkeypatch.setattr(scaling, "_difference", lambda settings, data: "other train records")
+    with pytest.raises(CheckpointError, match="1-of-2 holds .*other train records"):
+        scaling.run(settings_for(tmp_path), 1)
 
 
 def curve(count):
@@ -133,7 +160,8 @@ def curve(count):
 
 
 def made(part, groups=()):
-    return Result(part.fraction, part.settings.seed, part.count, 0.5, 4, dict(groups), "")
+    seed = part.settings.train_fraction_seed
+    return Result(part.fraction, seed, part.count, 0.5, 4, dict(groups), "")
 
 
 ABOUT = {
