@@ -148,7 +148,7 @@ def fit(
     if len(means) < 3:
         sizes = ", ".join(f"{n:,}" for n in means) or "none"
         return Unclear(f"a law needs three numbers of {unit}, there are: {sizes}")
-    shown = {n: _text(score, percent) for n, score in means.items()}
+    shown = {n: in_words(score, percent) for n, score in means.items()}
     best = max(means, key=means.__getitem__)
     if means[best] < max(_NOT_BEGUN, 1.5 / evaluated):
         return Unclear(
@@ -184,8 +184,8 @@ def fit(
     if levels[-1] - levels[0] <= chance:
         return Unclear(
             f"the score goes {change(sizes[0])}, and chance alone could make a difference of "
-            f"{_text(chance, percent)}, with {evaluated:,} evaluated examples: either more of the "
-            "same data no longer helps, or something else limits the score, as faults in the "
+            f"{in_words(chance, percent)}, with {evaluated:,} evaluated examples: either more of "
+            "the same data no longer helps, or something else limits the score, as faults in the "
             "labels, or they are too few"
         )
     return law
@@ -209,7 +209,8 @@ def _means(points: Sequence[Point]) -> dict[int, float]:
     }
 
 
-def _text(score: float, percent: bool) -> str:
+def in_words(score: float, percent: bool) -> str:
+    """A score such as "0.123", or "12.3 %"."""
     return f"{100 * score:.1f} %" if percent else f"{score:.3f}"
 
 

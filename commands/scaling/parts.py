@@ -143,10 +143,10 @@ def _plan(settings: Settings, seeds: int) -> tuple[dict[str, Any], list[PartRun]
             own = _settings_of(settings, fraction, seed, data)
             part = PartRun(fraction, own, complete)
             try:
-                if fraction < 1:
+                if own is not settings:
                     part = dataclasses.replace(part, count=_open_part(own, settings.workdir, data))
-                    if not seed and part.count > _APART * larger:
-                        raise DataError("it has hardly fewer examples than the next larger part")
+                if not seed and part.count > _APART * larger:
+                    raise DataError("it has hardly fewer examples than the next larger part")
                 own_plan = make_plan(own, benchmark, part.count)
             except (ConfigError, DataError) as error:
                 _leave_out(about, fraction, part.name, error)
@@ -174,9 +174,9 @@ def _plan(settings: Settings, seeds: int) -> tuple[dict[str, Any], list[PartRun]
 def _settings_of(
     settings: Settings, fraction: float, seed: int, data: Mapping[str, Mapping[str, str]]
 ) -> Settings:
-    """The settings of the run on a share of the data; CheckpointError if its folder holds another.
+    """The settings of the run on a share of the data.
 
-    The run on all data is the one of the workdir itself, if that has none with another config.
+    The run on all data is that of the workdir itself, if it has none with another config or data.
     """
     own = f"{settings.workdir.rstrip('/')}/{summary.FOLDER}"
     if fraction == 1 and not settings.stop_at_target:
@@ -199,7 +199,7 @@ def _settings_of(
 
 
 def _open_part(settings: Settings, workdir: str, data: Mapping[str, Mapping[str, str]]) -> int:
-    """Opens the training data of a part, which use the workdir's index; returns their number.
+    """Opens the training data of a part, with the index in the workdir; returns their number.
 
     CheckpointError if the folder of the part holds a run with another config or other data.
     """

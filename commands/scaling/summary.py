@@ -2,9 +2,10 @@
 
 import collections
 import dataclasses
+import functools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -163,8 +164,8 @@ def exhibits(workdir: str) -> list[Exhibit]:
     return [Exhibit(title="More data", text=text, columns=columns, rows=rows, pictures=[picture])]
 
 
-def _number(content: _Content) -> Any:
-    return lambda x: f"{100 * x:.1f} %" if content["percent"] else f"{x:.3f}"
+def _number(content: _Content) -> Callable[[float], str]:
+    return functools.partial(law.in_words, percent=content["percent"])
 
 
 def _gain(content: _Content, ends: _Content) -> str:
