@@ -16,6 +16,7 @@ import pytest
 
 import benchmarks
 import train
+from benchmarks.part import Part
 from commands import doctor
 from common.errors import UserError, one_line
 from engine import devices
@@ -144,7 +145,10 @@ def test_a_batch_of_more_than_an_epoch(size, statuses):
     case: Any = types.SimpleNamespace(
         settings=types.SimpleNamespace(train_batch_size=size),
         open_data=lambda: types.SimpleNamespace(
-            unit="images", num_examples=lambda split: 90, declared_examples=lambda split: 0
+            unit="images",
+            num_examples=lambda split: 90,
+            declared_examples=lambda split: 0,
+            part=Part(),
         ),
     )
     assert [finding.status for finding in doctor._data(case)] == statuses

@@ -50,6 +50,7 @@ EMPTY: dict[type, tuple[Any, ...]] = {int: (0, 10**9), float: (0.0, 1e30), str: 
 COUNTS = (
     "num_eval_images num_eval_sentences num_eval_texts num_items num_ratings num_train_images "
     "num_train_pairs num_train_rows num_train_texts learning_rate_per seed "
+    "train_fraction_seed "
 )
 MEANINGFUL: dict[Any, str] = {
     # The data, the devices or the file decide; or nothing is held back or added.

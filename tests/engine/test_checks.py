@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.part import Part
 from common.errors import ConfigError, DataError, DeviceError
 from engine import mlperf, sharding
 from engine.checks import check_plan, check_schedule
@@ -63,7 +64,8 @@ def test_patience_needs_two_steps_and_takes_evaluations_by_the_clock():
 
 
 def test_the_data_hold_as_many_examples_as_are_declared():
-    benchmark: Any = types.SimpleNamespace(unit="texts", declared_examples=lambda split: 72)
+    declared = {"unit": "texts", "declared_examples": lambda split: 72}
+    benchmark: Any = types.SimpleNamespace(**declared, part=Part())
     benchmark.num_examples = lambda split: 72
     check_count(benchmark)
     benchmark.num_examples = lambda split: 71
