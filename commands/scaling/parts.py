@@ -220,10 +220,10 @@ def _open_part(settings: Settings, workdir: str, data: Mapping[str, Mapping[str,
             f"{settings.workdir} holds a part of another run ({differs}): give another --workdir, "
             f"or delete {workdir}/{summary.FOLDER}"
         )
-    own = epath.Path(settings.workdir) / "data_index"
-    if jax.process_index() == 0 and not own.exists():  # so that the run need not read all records
-        own.mkdir(parents=True)
-        for file in epath.Path(f"{workdir}/data_index").iterdir():
+    index, own = (epath.Path(x) / "data_index" for x in (workdir, settings.workdir))
+    if jax.process_index() == 0 and index.exists() and not own.exists():
+        own.mkdir(parents=True)  # so that the run need not read all records again
+        for file in index.iterdir():
             file.copy(own / file.name)
     return count
 

@@ -18,6 +18,7 @@ from engine.checkpoint import model_source
 from engine.cluster import preemption
 from engine.plan import read_settings
 from tests.conftest import make_tiny_config
+from tests.fixtures.recipes import languages
 from tests.test_train import stop_at_batch
 
 
@@ -131,6 +132,18 @@ def test_parts_of_nearly_one_size_are_left_out(settings_for, tmp_path, monkeypat
     with pytest.raises(DataError, match="three parts, and there are 2: 1/2 of the data"):
         scaling.run(settings_for(tmp_path), 1)
     assert not asked
+
+
+def test_a_benchmark_outside_needs_no_index_of_its_data(tiny_texts, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(scaling, "_measure", lambda part, metric: asked.append(part) or made(part))
+    for name in ("seconds_per_step", "seconds_per_evaluation"):
+        monkeypatch.setattr(pace, name, lambda *_: 1.0)
+    config = languages.get_config()
+    config.update({"data_dir": tiny_texts, "num_train_texts": 72, "num_eval_texts": 23})
+    config.update({"train_batch_size": 24, "eval_batch_size": 8, "train_steps": "20"})
+    scaling.run(read_settings(config, str(tmp_path)), 1)
+    assert [part.count for part in asked] == [9, 18, 37, 72]  # the share of each language, rounded
 
 
 def test_another_target_needs_no_other_runs(settings_for, tmp_path, monkeypatch, caplog):
