@@ -8,7 +8,7 @@ reads all files once to count and check the records, unless their data manifest 
 import dataclasses
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -120,13 +120,6 @@ def keep_largest(leaves: Mapping[str, Any], boxes: Any, most: int) -> dict[str, 
         return tf.ensure_shape(tf.pad(tf.gather(values, rows), widths), [most, *values.shape[1:]])
 
     return {name: padded(values) for name, values in leaves.items()}
-
-
-def marked_shards(paths: tuple[str, ...], examples: Sequence[np.ndarray]) -> Shards:
-    """Files whose examples are the selected records, bool[records] for each file."""
-    left_out = tuple(tuple(np.flatnonzero(~of_file).tolist()) for of_file in examples)
-    counts = tuple(int(of_file.sum()) for of_file in examples)
-    return Shards(paths, counts, left_out)
 
 
 def _image_features() -> dict[str, Any]:
@@ -245,7 +238,7 @@ def _from_scan(
     ids = tuple(i for row in rows for i in row["ids"])
     upright = np.array([high for row in rows for high in row["upright"]], bool)
     upright = upright[np.concatenate(examples)].tolist() if masks else ()
-    source = Source(marked_shards(paths, examples), category_ids, ids, tuple(upright))
+    source = Source(Shards.marked(paths, examples), category_ids, ids, tuple(upright))
     return source, np.bincount(np.concatenate(boxes))
 
 

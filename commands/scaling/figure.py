@@ -11,9 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter
 
-from commands.scaling.law import Interval, Law, Point, Unclear
-
-AHEAD = (2, 4)  # times the largest measured number of examples
+from commands.scaling.law import AHEAD, Interval, Law, Point, Unclear
 
 _LAW, _MARKS, _LINES = "#1f5fa8", "#b03a00", "#555555"
 _TEXTS = 0.27  # of the height, at the bottom, for the texts of the marks

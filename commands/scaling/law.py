@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+AHEAD = (2, 4)  # times the largest measured number of examples, which are foretold
 LIMIT = 64  # times the largest measured number of examples; nobody can tell what is beyond
 
 # Priors, as median and deviation of a logarithm. The papers have exponents of 0.07 to 0.5. Noise is

@@ -17,7 +17,6 @@ from commands.scaling.law import Law, Point, Unclear
 from common.errors import parse_json
 
 FOLDER, JSON, PNG = "scaling", "scaling.json", "scaling.png"  # the folder is in the workdir
-_TIMES = (2, 4)  # how much more data the summary foretells
 _NAMED = 5  # groups that the lines name
 _Content = Mapping[str, Any]
 
@@ -67,7 +66,7 @@ def describe(about: _Content, results: Sequence[Result], found: Law | Unclear) -
     content["expected"] = [
         {"times": times, about["unit"]: times * found.largest}
         | _ends(found.score(times * found.largest))
-        for times in _TIMES
+        for times in law.AHEAD
     ]
     content |= {"ceiling": _ends(found.ceiling), "exponent": _ends(found.exponent)}
     content["noise"] = found.noise

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -32,17 +32,22 @@ class Shards:
         """Examples in all files."""
         return sum(self.counts)
 
-    def only(self, kept: np.ndarray) -> "Shards":
+    @classmethod
+    def marked(cls, paths: tuple[str, ...], examples: Sequence[np.ndarray]) -> Self:
+        """Files whose examples are the selected records, bool[records] for each file."""
+        left_out = tuple(tuple(np.flatnonzero(~of_file).tolist()) for of_file in examples)
+        return cls(paths, tuple(int(of_file.sum()) for of_file in examples), left_out)
+
+    def only(self, kept: np.ndarray) -> Self:
         """The same files, in which only the examples of `kept`, bool[total], are left."""
-        counts, left_out = [], []
+        examples = []
         of_files = np.split(kept, np.cumsum(self.counts)[:-1])
         for file, of_file in enumerate(of_files):
             without = np.array(self.left_out[file] if self.left_out else (), np.int64)
             records = np.zeros(len(of_file) + len(without), bool)
             records[np.delete(np.arange(len(records)), without)] = of_file
-            counts.append(int(of_file.sum()))
-            left_out.append(tuple(np.flatnonzero(~records).tolist()))
-        return Shards(self.paths, tuple(counts), tuple(left_out))
+            examples.append(records)
+        return self.marked(self.paths, examples)
 
     def where(self, example: int) -> str:
         """The file and the record of an example, in words."""
