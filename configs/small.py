@@ -102,7 +102,7 @@ def _resnet() -> ml_collections.ConfigDict:
     config.image_size, config.eval_image_size = 96, 128  # crops show objects larger than photos do
     config.precision = "float32"  # bfloat16 is emulated on most CPUs
     config.crop_area_min = 0.25  # of small photos smaller crops show nothing
-    config.augmentation = "trivialaugment"  # photos that are seen 100 times are learnt by heart
+    config.augmentation = "medium"  # photos that are seen 100 times are learnt by heart
     config.label_smoothing, config.weight_decay = 0.1, 5e-4  # against the same
     config.input_streams = 32  # a stream has few examples, and each costs time to start
     config.train_batch_size = config.eval_batch_size = 64  # 46 steps in an epoch of 3,000 photos

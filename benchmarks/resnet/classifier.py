@@ -71,6 +71,7 @@ class ImageClassifier(RecordBenchmark[Source]):
         self.settings, self.cache_dir = settings, cache_dir
         self.targets = (Target("top_1_accuracy", settings.objective.target, percent=True),)
         self.bn_span = settings.model.bn_span
+        self._regularisation = settings.regularisation.spelled_out
         rate = settings.objective.head_learning_rate
         decayed, others = Group(decayed=True, rate=rate), Group(rate=rate)
         self.groups = {**self.groups, "head decayed": decayed, "head not decayed": others}
@@ -146,7 +147,7 @@ class ImageClassifier(RecordBenchmark[Source]):
             leaves["flip"] = np.bool_
             if settings.objective.class_weights:
                 leaves["weight"] = np.float32
-            if settings.regularisation.is_used:
+            if self._regularisation.is_used:
                 leaves["draw"] = np.int32
         scalars = {k: jax.ShapeDtypeStruct((batch_size,), dtype) for k, dtype in leaves.items()}
         shapes = [(batch_size, side, side, 3) for side in sides]
@@ -164,7 +165,7 @@ class ImageClassifier(RecordBenchmark[Source]):
         streams = order.share(shard, num_shards)
         size_at = self.sizes.on_host if self.sizes else None
         stream = input_pipeline.train_batches(source, images, order, streams, start_step, size_at)
-        if self.settings.regularisation.is_used:
+        if self._regularisation.is_used:
             stream = regularisation.add_draws(stream, self.keys.seed, start_step)
         if (weights := self.class_weights) is None:
             return stream
@@ -214,7 +215,7 @@ class ImageClassifier(RecordBenchmark[Source]):
         inputs, labels, others, share = self._inputs(batch)
         variables = {"params": params, **model_state}
         group = 1 if self.bn_span == 1 else jax.lax.axis_size(BATCH_NORM_AXIS)
-        disturbed = self.settings.regularisation
+        disturbed = self._regularisation
         apply = architecture.training_apply(
             self.model, disturbed.drop_path, disturbed.dropout, batch.get("draw")
         )
@@ -232,7 +233,7 @@ class ImageClassifier(RecordBenchmark[Source]):
 
     def _inputs(self, batch: Mapping[str, jax.Array]) -> Mixed:
         """The images of a training batch for the network, [b, h, w, 3], and their labels."""
-        images, keys = batch["image"], self.settings.regularisation
+        images, keys = batch["image"], self._regularisation
         if keys.augmentation:
             images = regularisation.augment_images(keys.augmentation, images, batch["draw"])
         images = input_pipeline.normalize(images, batch["flip"], self._dtype, self.input_spec)

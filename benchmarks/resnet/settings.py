@@ -31,6 +31,17 @@ MODEL_KEYS = (
     "blur_pool",
     "stage1_projection",
 )
+# What words of `config.augmentation` stand for, besides the random crops and flips of all three.
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "light": {"augmentation": ""},
+    "medium": {"augmentation": "trivialaugment"},
+    "strong": {
+        "augmentation": "trivialaugment",
+        "random_erasing": 0.25,
+        "mixup": 0.2,
+        "cutmix": 1.0,
+    },
+}
 WHOLE_KEYS = ("num_label_classes", "image_size", "eval_image_size", "eval_flip")
 
 
@@ -143,11 +154,17 @@ class Regularisation:
     dropout: Annotated[float, "[0, 1)"] = 0.0
 
     def __post_init__(self):
-        if self.augmentation:
+        if self.augmentation and self.augmentation not in PRESETS:
             try:
                 augment.Policy.parse(self.augmentation)
             except ValueError as error:
                 _refuse(self, {"augmentation": str(error)})
+
+    @property
+    def spelled_out(self) -> "Regularisation":
+        """The same with the values of a preset; other keys that are set keep their values."""
+        own = {key: value for key, value in vars(self).items() if value and key != "augmentation"}
+        return dataclasses.replace(self, **{**PRESETS.get(self.augmentation, {}), **own})
 
     @property
     def is_used(self) -> bool:

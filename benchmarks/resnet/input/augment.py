@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from benchmarks.resnet.input import image_ops
 from common.hashing import hash32, uniform
 
-FORMS = "'randaugment:2x9', 'randaugment:2x6:0.5' or 'trivialaugment'"
+FORMS = "'light', 'medium', 'strong', 'trivialaugment', 'randaugment:2x9' or 'randaugment:2x6:0.5'"
 _SITE = 1909  # apart from other draws from the same seeds
 
 Effect = Callable[..., jax.Array]

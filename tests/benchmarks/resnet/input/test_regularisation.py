@@ -3,6 +3,7 @@
 Mixing has loops over rows with the hash of Python, and scipy's Beta.
 """
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -15,6 +16,7 @@ from scipy import stats
 import benchmarks
 from benchmarks.resnet import architecture
 from benchmarks.resnet.input import augment, regularisation
+from benchmarks.resnet.settings import PRESETS, Regularisation
 from common import hashing
 from common.errors import ConfigError
 from tests.benchmarks.resnet import networks
@@ -42,6 +44,16 @@ def draws(benchmark, shards, start, count):
     benchmark.open("train")
     streams = [benchmark.train_batches(16, k, shards, start) for k in range(shards)]
     return [np.concatenate([next(stream)["draw"] for stream in streams]) for _ in range(count)]
+
+
+def test_presets_rise_and_keep_the_values_that_are_set():
+    light, medium, strong = (Regularisation(augmentation=word).spelled_out for word in PRESETS)
+    assert not light.is_used and medium == Regularisation(augmentation="trivialaugment")
+    assert strong.mixup == 0.2 and strong.cutmix == 1.0 and strong.random_erasing == 0.25
+    mixed = Regularisation(augmentation="strong", mixup=0.4, drop_path=0.1).spelled_out
+    assert mixed == dataclasses.replace(strong, mixup=0.4, drop_path=0.1)
+    plain = Regularisation(augmentation="randaugment:2x9", cutmix=0.5)
+    assert plain.spelled_out == plain
 
 
 @pytest.mark.long
