@@ -29,9 +29,9 @@ def test_scores_agree_with_sklearn(missing):
         guesses[guesses == 2] = 3
     found = scores.class_scores(*counts(labels, guesses, 5))
     macro = metrics.f1_score(labels, guesses, average="macro", zero_division=0)
-    assert scores.macro_f1(found) == pytest.approx(macro)
+    assert found.means["macro_f1"] == pytest.approx(macro)
     balanced = metrics.balanced_accuracy_score(labels, guesses)
-    assert scores.balanced_accuracy(found) == pytest.approx(balanced)
+    assert found.means["balanced_accuracy"] == pytest.approx(balanced)
     of_class = metrics.precision_recall_fscore_support(
         labels, guesses, labels=range(5), zero_division=np.nan
     )
@@ -42,4 +42,5 @@ def test_scores_agree_with_sklearn(missing):
 def test_no_example_has_no_score():
     nothing = scores.class_scores(*np.zeros((3, 4), int))
     assert np.isnan(nothing).all()
-    assert np.isnan([scores.macro_f1(nothing), scores.balanced_accuracy(nothing)]).all()
+    assert np.isnan([*nothing.means.values()]).all()
+    assert nothing.of_each([]) == {}
