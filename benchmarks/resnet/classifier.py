@@ -281,13 +281,14 @@ class ImageClassifier(RecordBenchmark[Source]):
         outputs, names = list(rows), ("loss", *self.proportions)
         means = mean_scores({name: row[name] for name in names} for row in outputs)
         found = scores.of_rows(outputs, self.classes)
-        return means | found.means | found.of_each(self._shown_classes)
+        means |= {name: mean(found) for name, mean in scores.MEANS.items()}
+        return means | found.of_each(self._shown_classes)
 
     @property
     def score_names(self) -> tuple[str, ...]:
         nothing = scores.class_scores(*np.zeros((3, self.classes), int))
         each = nothing.of_each(self._shown_classes)
-        return ("loss", *self.proportions, *nothing.means, *each)
+        return ("loss", *self.proportions, *scores.MEANS, *each)
 
     @property
     def _shown_classes(self) -> list[str]:

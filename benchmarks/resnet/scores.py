@@ -18,18 +18,6 @@ class ClassScores(NamedTuple):
     recall: np.ndarray  # tp / actual
     f1: np.ndarray  # 2 tp / (predicted + actual), their harmonic mean
 
-    @property
-    def means(self) -> dict[str, float]:
-        """The scores of all classes; nan without any.
-
-        "macro_f1" is the mean F1 of the classes that are present in labels or predictions, as
-        sklearn's f1_score(average="macro", zero_division=0). "balanced_accuracy" is the mean recall
-        of the classes that have examples, as sklearn's balanced_accuracy_score.
-        """
-        means = {"macro_f1": self.f1, "balanced_accuracy": self.recall}
-        defined = {name: values[~np.isnan(values)] for name, values in means.items()}
-        return {k: float(x.mean()) if len(x) else math.nan for k, x in defined.items()}
-
     def of_each(self, names: Sequence[str]) -> dict[str, float]:
         """The "precision/NAME", "recall/NAME" and "f1/NAME" of each class; {} without `names`."""
         return {
@@ -57,3 +45,25 @@ def of_rows(rows: Iterable[Mapping[str, np.ndarray]], classes: int) -> ClassScor
     labels, guesses = map(np.concatenate, zip(*pairs, strict=True))
     columns = labels[labels == guesses], guesses, labels
     return class_scores(*(np.bincount(column, minlength=classes) for column in columns))
+
+
+def macro_f1(scores: ClassScores) -> float:
+    """The mean F1 of the classes that are present in the labels or in the predictions.
+
+    The same as sklearn's f1_score(average="macro", zero_division=0). nan without any class.
+    """
+    return _mean(scores.f1)
+
+
+def balanced_accuracy(scores: ClassScores) -> float:
+    """The mean recall of the classes that have examples (sklearn's balanced_accuracy_score)."""
+    return _mean(scores.recall)
+
+
+def _mean(values: np.ndarray) -> float:
+    """The mean of the values that are defined; nan without any."""
+    defined = values[~np.isnan(values)]
+    return float(defined.mean()) if len(defined) else math.nan
+
+
+MEANS = {"macro_f1": macro_f1, "balanced_accuracy": balanced_accuracy}

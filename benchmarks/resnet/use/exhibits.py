@@ -69,7 +69,7 @@ def _classes(predictions: Predictions, names: Sequence[str]) -> Exhibit:
         table.append([names[i], actual[i], *(f"{x:.6f}" for x in values[i])])
     # A class that is never guessed has no precision; in the mean it counts as 0, as its F1 does.
     precision = float(np.nan_to_num(found.precision[present]).mean())
-    means = map(percent, [precision, found.means["balanced_accuracy"], found.means["macro_f1"]])
+    means = map(percent, [precision, scores.balanced_accuracy(found), scores.macro_f1(found)])
     text = f"The worst {CLASSES} of {len(present):,}" if len(present) > CLASSES else "All classes"
     text += ", the lowest F1 first. For programs: per_class.csv has the same figures, "
     text += "confusion.csv how often each class was taken for each other."
