@@ -130,8 +130,8 @@ def _json(row: dict[str, Any]) -> str:
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether a score is a loss; of all other scores a higher value is better."""
-    return metric.rpartition("_")[2] == "loss"
+    """Whether a score is a loss; of all others, also of a class "f1/hair_loss", more is better."""
+    return "/" not in metric and metric.rpartition("_")[2] == "loss"
 
 
 def other_best(history: History, steps: Sequence[int], then: str, now: str) -> str:

@@ -49,15 +49,14 @@ def make(predictions: Predictions, source: Source) -> list[Exhibit]:
 def _classes(predictions: Predictions, names: Sequence[str]) -> Exhibit:
     """The table of classes, those with the lowest F1 first.
 
-    A class that is never predicted has a precision of nan, but an F1 of 0 if it has examples; one
-    that is only predicted has a recall of nan.
+    A class that is never predicted has a precision of nan, but an F1 of 0 if it has examples.
     """
     size = len(names)
     cells = predictions.labels.astype(np.int64) * size + predictions.guesses
     counts = np.bincount(cells, minlength=size**2).reshape(size, size)  # row: label, column: guess
     right, actual, guessed = np.diag(counts), counts.sum(axis=1), counts.sum(axis=0)
     found = scores.class_scores(right, guessed, actual)
-    values, present = np.stack(found, axis=1), np.flatnonzero(actual + guessed)
+    values, present = np.stack(found, axis=1), np.flatnonzero(actual)
     order = present[np.argsort(values[present, 2], kind="stable")].tolist()
     head = ["class", "images", "precision", "recall", "F1"]
     rows, table = [], []
@@ -73,8 +72,10 @@ def _classes(predictions: Predictions, names: Sequence[str]) -> Exhibit:
     text = f"The worst {CLASSES} of {len(present):,}" if len(present) > CLASSES else "All classes"
     text += ", the lowest F1 first. For programs: per_class.csv has the same figures, "
     text += "confusion.csv how often each class was taken for each other."
-    if absent := size - np.count_nonzero(actual):
+    if absent := size - len(present):
         text += f" {absent:,} classes have no image to evaluate."
+    if guesses := np.count_nonzero(guessed[actual == 0]):
+        text += f" {guesses:,} of these are guessed, and count as 0 in the mean F1."
     confusion = ([name, *row] for name, row in zip(names, counts.tolist(), strict=True))
     return Exhibit(
         title="Classes",
