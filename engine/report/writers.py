@@ -253,9 +253,8 @@ def is_like(name: str, metrics: Collection[str]) -> bool:
     So top_5_accuracy is like top_1_accuracy, and an auxiliary loss is like loss. The scores of one
     class, such as "recall/hair_loss", are like no other score.
     """
-    if "/" in name:
-        return name in metrics
-    return name.rpartition("_")[2] in {metric.rpartition("_")[2] for metric in metrics}
+    kinds = {metric.rpartition("_")[2] for metric in metrics if "/" not in metric}
+    return name in metrics or ("/" not in name and name.rpartition("_")[2] in kinds)
 
 
 class Profiler:
