@@ -247,6 +247,11 @@ class Benchmark(abc.ABC):
 
     # Reports.
 
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        """The scores of `score` that `config.best_by` may name; a run asks with open data."""
+        return tuple(target.metric for target in self.targets)
+
     # Metrics that are shares of the evaluated examples: few examples get a confidence interval.
     proportions: tuple[str, ...] = ()
     # Where examples differ in size: (unit, term or metric whose weight counts it), such as

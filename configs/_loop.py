@@ -46,7 +46,9 @@ def get_config() -> ml_collections.ConfigDict:
     config.moving_average_decay = 0.0  # > 0: evaluate an average of the weights
     config.moving_average_every = 1  # steps between its updates; the decay is per update
     config.stop_at_target = False
-    config.patience = 0  # > 0: stop after so many evaluations without a better first metric
+    # The score that decides which checkpoint is the best, for `patience`, too: 'macro_f1', 'AP75'.
+    config.best_by = ""  # '' = the target's
+    config.patience = 0  # > 0: stop after so many evaluations that are not better by it
     config.steps_per_eval = "1 epoch"
     config.eval_offset = ""  # when the first evaluation is; '' = after steps_per_eval
     config.steps_per_checkpoint = "1 epoch"

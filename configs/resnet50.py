@@ -106,7 +106,8 @@ def get_config() -> ml_collections.ConfigDict:
     config.dropout = 0.0  # the share of the features that the head does not see
     config.head_bias_from_classes = False  # begin with a bias of -log(classes)
     # 'auto': the loss of an image counts as the inverse of its class's share of the training
-    # images; the weights have the mean 1 over them. The records are read through once to count.
+    # images; the weights have the mean 1 over them. The numbers are manifest.json's; without
+    # it, and for a part of the data, the records are read through once to count.
     config.class_weights = ""
     config.head_learning_rate = 1.0  # multiplies the rate of the head
     config.learning_rate_per = 256  # images

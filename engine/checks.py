@@ -3,12 +3,14 @@
 from collections.abc import Iterator
 from typing import Any
 
-from common.errors import ConfigError
+from common.errors import ConfigError, some
 from engine import mlperf, optim, schedules
 from engine.cadence import MAX_STEPS, to_steps
 from engine.plan import Plan, Programs, Settings, intervals
 from engine.report.writers import Profiler
 from engine.step import TrainState
+
+_MOST_NAMES = 24  # of scores in a message
 
 
 def check_schedule(settings: Settings) -> None:
@@ -33,10 +35,21 @@ def check_settings(programs: Programs, evaluating: bool) -> None:
             f"config.check_devices_every={settings.check_devices_every} compares devices, and this "
             "run has one: set it to 0"
         )
+    check_best_by(programs)
     if settings.patience and not evaluating:
         raise ConfigError(
             f"config.patience={settings.patience} needs evaluations, which --mode=train leaves "
             "to another process: use --mode=train_and_eval or --config.patience=0"
+        )
+
+
+def check_best_by(programs: Programs) -> None:
+    """Raises ConfigError if `config.best_by` is no score of the evaluation."""
+    by = programs.settings.best_by
+    if by and by not in (names := programs.benchmark.score_names):
+        raise ConfigError(
+            f"config.best_by={by!r}: the evaluation has no such score; give one of "
+            f"{some(names, _MOST_NAMES)}, or '' for {programs.benchmark.targets[0].metric}"
         )
 
 

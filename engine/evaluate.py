@@ -24,6 +24,7 @@ from common.errors import CheckpointError, DataError
 from engine import compiler, mlperf, sharding
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.manifest import compare_data
+from engine.checks import check_best_by
 from engine.cluster import preemption, processes, watchdog
 from engine.cluster.watchdog import Background
 from engine.feed import Feed
@@ -74,7 +75,8 @@ class Evaluation:
             if metric not in scores:
                 name = self._run.settings.benchmark
                 raise DataError(
-                    f"benchmark {name}: score() returned no {metric!r}, which is a target"
+                    f"benchmark {name}: score() returned no {metric!r}, which is a target or "
+                    "config.best_by"
                 )
         return scores
 
@@ -129,7 +131,7 @@ def report_scores(
     unit, count = run.benchmark.unit, run.benchmark.num_examples("eval")
     epoch = step * run.settings.train_batch_size / num_examples
     row = {"step": step, "epoch": epoch, **scores, "examples": count, "seconds": seconds}
-    headline = run.benchmark.headline(scores)
+    headline = {**run.benchmark.headline(scores), run.metrics[0]: scores[run.metrics[0]]}
     shown = "  ".join(reporter.quantity(name, value, count) for name, value in headline.items())
     reporter.eval(row, f"EVAL step {step:,}  {shown}  ({count:,} {unit} in {seconds:.1f} s)")
 
@@ -186,10 +188,11 @@ def examining(settings: Settings, checkpoint: str, wait: float = 0.0) -> Iterato
     run = Run.open(settings, trains=False)
     with run.watched():
         run.open_data("eval")
+        check_best_by(run.programs)
         checkpoints = Checkpointer(str(folder), keep=settings.keep_checkpoints, best=None)
         if wait and checkpoint == "latest":
             next_step(checkpoints, -1, wait)
-        choose = functools.partial(checkpoints.choose, checkpoint)
+        choose = functools.partial(checkpoints.choose, checkpoint, settings.best_by)
         step, then = checkpoints.read(choose, checkpoints.manifest)
         source = f"{checkpoints.directory}/{step}"
         data = [run.benchmark.identity("eval")]

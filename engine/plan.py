@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 
 import benchmarks
 from benchmarks import base
-from benchmarks.base import BATCH_AXES, Benchmark
+from benchmarks.base import BATCH_AXES, Benchmark, Target
 from common import keys
 from common.errors import ConfigError
 from common.keys import BatchSize, Decay, Seed
@@ -26,6 +26,7 @@ from common.trees import Parts, by_name
 from engine import compiler, optim, schedules, sharding, step
 from engine.cadence import Every, to_steps
 from engine.cluster import guard
+from engine.report.history import lower_is_better
 from engine.step import StepSettings, TrainState
 
 _SEED = jax.ShapeDtypeStruct((), jnp.uint32)
@@ -73,7 +74,8 @@ class RunKeys:
     check_devices_every: Annotated[int, "[0, 1e9]"]
     compilation_cache: str
     mlperf: LogKeys
-    # Checkpoints of before 0.4.0 have none.
+    # Checkpoints of before 0.4.0 have none of these.
+    best_by: str = dataclasses.field(default="", kw_only=True)
     train_fraction: Annotated[float, "(0, 1]"] = dataclasses.field(default=1.0, kw_only=True)
     train_fraction_seed: Seed = dataclasses.field(default=0, kw_only=True)
 
@@ -120,6 +122,17 @@ def read_settings(config: Any, workdir: str = "", origin: Mapping[str, Any] = {}
     return Settings(
         **vars(values), workdir=workdir, config=config.to_dict(), load_benchmark=load, origin=origin
     )
+
+
+def targets_of(settings: Settings, benchmark: Benchmark) -> tuple[Target, ...]:
+    """The targets of a run; the first one is the score that chooses its best checkpoint.
+
+    If `config.best_by` is no target, it has the value 0, so that nothing has to reach it.
+    """
+    targets, by = benchmark.targets, settings.best_by
+    percent = targets[0].percent and not lower_is_better(by)
+    first = [t for t in targets if t.metric == by] or [Target(by, 0.0, percent)] * bool(by)
+    return (*first, *(target for target in targets if target.metric != by))
 
 
 def intervals(settings: Settings, sizes: Any) -> list[Every]:

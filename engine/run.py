@@ -9,13 +9,13 @@ import jax
 from etils import epath
 from jax.sharding import Mesh
 
-from benchmarks.base import Benchmark
+from benchmarks.base import Benchmark, Target
 from common.errors import RESTART, ConfigError, DataError
 from common.progress import set_progress_listener
 from engine import compiler, devices, environment, sharding
 from engine.cluster import guard, hostlog, preemption, processes, watchdog
 from engine.locations import check_folder
-from engine.plan import Programs, Settings
+from engine.plan import Programs, Settings, targets_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,14 +54,19 @@ class Run:
         return f"{self.settings.benchmark} on {chips} x {device}"
 
     @property
+    def targets(self) -> tuple[Target, ...]:
+        """See `targets_of`; opened data may have set other values."""
+        return targets_of(self.settings, self.benchmark)
+
+    @property
     def metrics(self) -> tuple[str, ...]:
         """The metrics of the targets; the first one chooses the best checkpoint."""
-        return tuple(target.metric for target in self.benchmark.targets)
+        return tuple(target.metric for target in self.targets)
 
     @property
     def shown_metrics(self) -> dict[str, Any]:
         """How a `Reporter` shows the targets' metrics."""
-        percent = tuple(t.metric for t in self.benchmark.targets if t.percent)
+        percent = tuple(target.metric for target in self.targets if target.percent)
         proportions = self.benchmark.proportions
         return {"metrics": self.metrics, "percent": percent, "proportions": proportions}
 

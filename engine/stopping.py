@@ -60,8 +60,10 @@ class StoppingRule:
         text = f"step {step:,} of {total:,}"
         if step > total:
             text = f"step {step:,}, beyond the {total:,} that config.train_steps asks for"
-        for target in self._run.benchmark.targets if scores else ():
-            metric, score = target.metric, scores[target.metric]
+        for target in self._run.targets:
+            if (metric := target.metric) not in scores:
+                continue  # it was not evaluated, or before `config.best_by` was set
+            score = scores[metric]
             best = self._reporter.history.best(metric)
             best = step if best is None else best  # every score may be nan
             met = "reached" if score >= target.value else "NOT reached"

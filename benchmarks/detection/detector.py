@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.base import Group, HostBatch, Identity, Spec, Target, distinct
 from benchmarks.detection import coco, records, weights
-from benchmarks.detection.scoring import Scorer, headline
+from benchmarks.detection.scoring import NAMES, Scorer, headline
 from benchmarks.detection.settings import Data, Settings
 from benchmarks.records import RecordBenchmark, RecordFiles, Source, labels_and_groups
 from common.data import files
@@ -248,6 +248,10 @@ class Detector(RecordBenchmark[Source]):
         counts = (int(np.sum(objects == number)) for number, _ in categories)
         scores = zip(ap[present].tolist(), counts, strict=True)
         return dict(zip(distinct(categories), scores, strict=True))
+
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        return NAMES
 
     def headline(self, scores: Mapping[str, float]) -> Mapping[str, float]:
         return headline(scores)

@@ -268,6 +268,10 @@ class Ncf(Benchmark):
         hits = {f"hr_at_{models.TOP}": hit, f"ndcg_at_{models.TOP}": gain}
         return {"user": batch["user"], **hits}
 
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        return f"hr_at_{models.TOP}", f"ndcg_at_{models.TOP}"
+
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         return mean_scores({k: x for k, x in row.items() if k != "user"} for row in rows)
 

@@ -27,7 +27,7 @@ from benchmarks.base import (
     mean_scores,
 )
 from benchmarks.records import RecordBenchmark, RecordFiles, labels_and_groups
-from benchmarks.resnet import architecture, losses, records
+from benchmarks.resnet import architecture, losses, records, scores
 from benchmarks.resnet.input import regularisation
 from benchmarks.resnet.input.regularisation import Mixed
 from benchmarks.resnet.settings import Data, Settings
@@ -96,7 +96,7 @@ class ImageClassifier(RecordBenchmark[Source]):
         count, weighs = super().open(split), self.settings.objective.class_weights
         if split == "train" and weighs and self.class_weights is None:
             cache = f"{self.cache_dir}/labels.json"
-            self.class_weights = records.class_weights(self.source("train"), cache)
+            self.class_weights = records.class_weights(self.source("train"), self.keys, cache)
         return count
 
     def strata(self, source: Source) -> tuple[np.ndarray | None, np.ndarray | None]:
@@ -278,8 +278,25 @@ class ImageClassifier(RecordBenchmark[Source]):
         return outputs
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
-        names = ("loss", *self.proportions)
-        return mean_scores({name: row[name] for name in names} for row in rows)
+        """The means over all examples, and the scores of `benchmarks.resnet.scores`."""
+        outputs, names = list(rows), ("loss", *self.proportions)
+        means = mean_scores({name: row[name] for name in names} for row in outputs)
+        found = scores.of_rows(outputs, self.classes)
+        means |= {name: mean(found) for name, mean in scores.MEANS.items()}
+        return means | found.of_each(self._shown_classes)
+
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        nothing = scores.class_scores(*np.zeros((3, self.classes), int))
+        each = nothing.of_each(self._shown_classes)
+        return ("loss", *self.proportions, *scores.MEANS, *each)
+
+    @property
+    def _shown_classes(self) -> list[str]:
+        return records.shown_classes(self._sources.get("eval"), self.keys, self.classes)
+
+    def headline(self, scores: Mapping[str, float]) -> Mapping[str, float]:
+        return {name: scores[name] for name in ("loss", *self.proportions)}
 
     def group_scores(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, tuple[float, int]]:
         """The accuracy of each class that has an evaluated image."""

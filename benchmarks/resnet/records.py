@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.base import distinct
 from benchmarks.records import RecordFiles, labels_and_groups
 from benchmarks.resnet.settings import Data
 from common.data import caches, data_manifest, decoding, files
@@ -15,6 +16,7 @@ from common.errors import ConfigError, DataError, one_line, some
 from common.tensorflow import tensorflow
 from input_pipeline import Source, wrong_label
 
+_FEW_CLASSES = 50  # scores of more classes would be too many curves
 IMAGENET_COUNTS = {"train": 1_281_167, "eval": 50_000, "classes": 1_000}  # Russakovsky et al. 2015
 
 
@@ -141,21 +143,12 @@ def open_tfds(name: str, data_dir: str, split: str, num_classes: int = 0) -> Sou
     return Source(shards, "image", "label", 0, label.num_classes, tuple(label.names))
 
 
-def class_weights(source: Source, cache: str) -> np.ndarray:
+def class_weights(source: Source, keys: Data, cache: str) -> np.ndarray:
     """The weight of each class, f32[K]: n / (K * count), whose mean over the n images is 1.
 
-    `benchmarks.records.labels_and_groups` explains `cache`. DataError: a label is out of range;
-    ConfigError: a class has no image.
+    ConfigError: a class has no image. See `_class_counts`.
     """
-    offset, number = source.label_offset, source.num_classes
-    labels = labels_and_groups(source.shards, cache, source.label_key)[0]
-    assert labels is not None
-    wrong = (labels < offset) | (labels >= offset + number)
-    if wrong.any():
-        example = int(wrong.argmax())
-        record, label = source.shards.where(example), int(labels[example]) - offset
-        raise wrong_label(record, label, offset, number)
-    counts = np.bincount(labels - offset, minlength=number)
+    number, counts = source.num_classes, _class_counts(source, keys, cache)
     if empty := [class_name(source.class_names, i) for i in np.flatnonzero(counts == 0)]:
         raise ConfigError(
             f"config.class_weights='auto': {len(empty)} ({some(empty)}) of {number} classes "
@@ -163,6 +156,38 @@ def class_weights(source: Source, cache: str) -> np.ndarray:
             "prepare the data again without them"
         )
     return (counts.sum() / (number * counts)).astype(np.float32)
+
+
+def _class_counts(source: Source, keys: Data, cache: str) -> np.ndarray:
+    """The images of each class, int[K]: the data manifest's, which are of complete splits.
+
+    Else the records are read; `benchmarks.records.labels_and_groups` explains `cache`. DataError: a
+    label is out of range.
+    """
+    offset, number, shards = source.label_offset, source.num_classes, source.shards
+    content = None if shards.left_out else load_data_manifest(keys)
+    if content and (listed := content.class_counts(keys.data_dir, shards.paths)):
+        return np.pad(listed, (1 - offset, number - len(listed) - 1 + offset))
+    labels = labels_and_groups(shards, cache, source.label_key)[0]
+    assert labels is not None
+    wrong = (labels < offset) | (labels >= offset + number)
+    if wrong.any():
+        example = int(wrong.argmax())
+        record, label = shards.where(example), int(labels[example]) - offset
+        raise wrong_label(record, label, offset, number)
+    return np.bincount(labels - offset, minlength=number)
+
+
+def shown_classes(source: Source | None, keys: Data, number: int) -> list[str]:
+    """The names of `number` classes if so few that each has scores of its own; else [].
+
+    Before the data are opened, `source` is None, and the names are the data manifest's.
+    """
+    if number > _FEW_CLASSES:
+        return []
+    content = source or load_data_manifest(keys)
+    names = content.class_names if content else ()
+    return distinct([(i, class_name(names, i)) for i in range(number)])
 
 
 def class_name(names: tuple[str, ...], i: Any) -> str:

@@ -299,6 +299,11 @@ class Translator(Benchmark):
             f"{settings.data_dir}, or see config.eval_references"
         ]
 
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        others = () if self.settings.stop_at_target else ("chrF",)
+        return "BLEU", *others, "exact", *(f"precision_{n}" for n in range(1, 5))
+
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         """BLEU as a fraction; with chrF unless a target of text with blanks stops the run."""
         has_blanks = evaluation.tokenizer(self.references) == evaluation.BLANKS

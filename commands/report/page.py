@@ -58,7 +58,7 @@ def _verdict(record: Record, examined: Examined) -> list[dict[str, Any]]:
     past = record.history.scores()
     scores = examined.scores or past.get(examined.step, {})
     entries = []
-    for target in record.benchmark.targets:
+    for target in record.targets:
         metric, value = target.metric, scores.get(target.metric, math.nan)
         facts, state = [], ""
         if target.value > 0:
@@ -88,7 +88,7 @@ def _notes(record: Record, examined: Examined) -> list[str]:
     if record.imported:
         about = "the imported model, evaluated"
     notes = [record.end, f"This report is about the checkpoint of {about} on {data}."]
-    targets = [target.metric for target in record.benchmark.targets]
+    targets = [target.metric for target in record.targets]
     shown = record.benchmark.headline(examined.scores) if examined.scores else {}
     others = [
         f"{name.replace('_', ' ')} {record.number(name, value)}"
@@ -221,6 +221,6 @@ def _curves(record: Record) -> bytes:
         return b""
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/curves.png"
-        targets = [target.metric for target in record.benchmark.targets]
+        targets = [target.metric for target in record.targets]
         draw_curves(record.history.rows, path, "", targets)
         return pathlib.Path(path).read_bytes()

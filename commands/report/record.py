@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-from benchmarks.base import Benchmark
+from benchmarks.base import Benchmark, Target
 from benchmarks.uses import Exhibit
 from common.errors import DataError
 from engine.checkpoint import model_source
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.manifest import OtherData
 from engine.evaluate import begin_evaluation, examining, exhibits
-from engine.plan import Settings, make_plan, read_settings
+from engine.plan import Settings, make_plan, read_settings, targets_of
 from engine.report.history import History
 from engine.report.starts import past_starts
 from engine.report.writers import is_like
@@ -55,6 +55,11 @@ class Record:
         return cls(settings, manifest, history, starts, benchmark, plan.total_steps)
 
     @property
+    def targets(self) -> tuple[Target, ...]:
+        """The targets; the first one chooses the best checkpoint."""
+        return targets_of(self.settings, self.benchmark)
+
+    @property
     def name(self) -> str:
         """The last part of the workdir."""
         return self.settings.workdir.rstrip("/").rpartition("/")[2]
@@ -85,7 +90,7 @@ class Record:
         """A value in words, in per cent if its metric is written so."""
         if not math.isfinite(value):
             return "not defined"  # as mAP without an object to find
-        percent = [target.metric for target in self.benchmark.targets if target.percent]
+        percent = [target.metric for target in self.targets if target.percent]
         return f"{100 * value:.2f}\u00a0%" if is_like(name, percent) else f"{value:.4f}"
 
     @property
@@ -97,7 +102,7 @@ class Record:
         met = self.settings.stop_at_target and reaches(self.benchmark.targets, scores)
         if met and self.step < self.total_steps:
             return f"It stopped at {step} because it had reached its target."
-        patience, metric = self.settings.patience, self.benchmark.targets[0].metric
+        patience, metric = self.settings.patience, self.targets[0].metric
         if patience and scores and since_best(self.history, metric, self.step) >= patience:
             return (
                 f"It stopped at {step} because {patience} evaluations brought no better "

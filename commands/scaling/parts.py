@@ -43,7 +43,7 @@ from engine.checks import check_plan
 from engine.cluster import processes
 from engine.evaluate import begin_evaluation, examining
 from engine.plan import Settings, make_plan, read_settings
-from engine.report.history import History, writing
+from engine.report.history import History, lower_is_better, writing
 from engine.run import Run
 
 _log = logging.getLogger("tpu_suite")
@@ -115,7 +115,12 @@ def _plan(settings: Settings, seeds: int) -> tuple[dict[str, Any], list[PartRun]
     begun = time.monotonic()
     with Run.at_work(settings) as (opened, _):
         opened.open_data("train", "eval")
-        benchmark, target = opened.benchmark, opened.benchmark.targets[0]
+        benchmark, target = opened.benchmark, opened.targets[0]
+        if lower_is_better(target.metric):
+            raise ConfigError(
+                f"config.best_by={target.metric!r}: the law is for scores that rise with the data; "
+                "give another one, or ''"
+            )
         complete = benchmark.num_examples("train")
         collected, unit = benchmark.collected(complete)
         data = {split: dict(benchmark.identity(split).content) for split in ("train", "eval")}
@@ -232,7 +237,8 @@ def _difference(settings: Settings, data: Mapping[str, str]) -> str:
     """How the run in a workdir differs from the settings or the data; "" if it is the same."""
     if not (manifest := model_source.peek(settings.workdir)):
         return ""
-    whole = {"train_fraction": 1.0, "train_fraction_seed": 0}  # of before these keys
+    # Of before these keys.
+    whole = {"train_fraction": 1.0, "train_fraction_seed": 0, "best_by": ""}
     then, now = (
         {key: value for key, value in config.items() if key not in _MAY_DIFFER}
         for config in ({**whole, **manifest["config"]}, settings.config)

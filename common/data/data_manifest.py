@@ -129,7 +129,8 @@ class DataManifest:
 
     Images with boxes also have `category_ids[i]`, the annotations' id of label i + 1, and
     `boxes[split][k]`, the number of images with k boxes, and `image_ids` of the validation images
-    in the order of the records, or ().
+    in the order of the records, or (). `by_class` has the examples of each class by the names of
+    the files of a split, unless examples have several classes.
     """
 
     class_names: tuple[str, ...]
@@ -137,11 +138,17 @@ class DataManifest:
     category_ids: tuple[int, ...] = ()
     boxes: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     image_ids: tuple[int, ...] = ()
+    by_class: Mapping[frozenset[str], tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     def counts(self, data_dir: str, paths: Sequence[str]) -> tuple[int, ...] | None:
         """Examples in each file; None if a file is not listed."""
         counts = listed_rows(self.shards, data_dir, paths)
         return None if counts is None else tuple(counts)
+
+    def class_counts(self, data_dir: str, paths: Sequence[str]) -> tuple[int, ...] | None:
+        """Examples of each class in the files of a split; None if they are not listed as one."""
+        folder = data_dir.rstrip("/") + "/"
+        return self.by_class.get(frozenset(path.removeprefix(folder) for path in paths))
 
 
 def load(data_dir: str) -> DataManifest | None:
@@ -161,12 +168,19 @@ def parse(data: bytes, path: str) -> DataManifest:
         splits = content["splits"]
         shards = [row for split in splits.values() for row in split["shards"]]
         boxes = {name: split.get("boxes", {}) for name, split in splits.items()}
+        by_class = {
+            frozenset(row["name"] for row in split["shards"]): counts
+            for name, split in splits.items()
+            if sum(counts := tuple(int(row.get(name, 0)) for row in classes))
+            == sum(int(row["examples"]) for row in split["shards"])
+        }
         return DataManifest(
             tuple(row["name"] for row in classes),
             {row["name"]: int(row["examples"]) for row in shards},
             tuple(int(row["id"]) for row in classes if "id" in row),
             {name: tuple(map(int, rows.get("per_image", ()))) for name, rows in boxes.items()},
             tuple(map(int, splits.get("val", {}).get("image_ids", ()))),
+            by_class,
         )
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise form_error(path, error) from error

@@ -242,8 +242,11 @@ class Checkpointer:
             "keep more (--config.keep_checkpoints), or stop it meanwhile"
         )
 
-    def choose(self, wanted: str) -> int:
-        """The step that --checkpoint names: latest, best in the run's evaluations, or a number."""
+    def choose(self, wanted: str, best_by: str = "") -> int:
+        """The step that --checkpoint names: latest, best in the run's evaluations, or a number.
+
+        The best is by the score `best_by`; "" is the one by which the run chooses it.
+        """
         steps = self.steps()
         if not steps:
             raise CheckpointError(f"no checkpoint in {self.directory}; is --workdir right?")
@@ -253,7 +256,12 @@ class Checkpointer:
             _, newest = self.read(lambda: self.choose("latest"), self.manifest)
             history = History(os.path.dirname(self.directory), writes=False)
             history.restore(newest.get("evaluations", []))
-            chosen, steps = history.best(newest.get("target_metric", "")), self.steps()
+            best_by, steps = best_by or newest.get("target_metric", ""), self.steps()
+            best, chosen = history.best(best_by), history.best(best_by, among=steps)
+            if chosen != best and chosen is not None:
+                text = "NOTE by %s step %d is better than %d; its checkpoint is deleted"
+                _log.info(text, best_by, best, chosen)
+            chosen = best if chosen is None else chosen
             wanted, others = f"best, step {chosen},", "latest"
             if chosen is None:
                 wanted = "best, of a run without evaluations,"

@@ -17,7 +17,7 @@ from common.errors import DataError, DeviceError
 from common.keys import flat
 from common.trees import by_name
 from engine import sharding
-from engine.plan import Programs
+from engine.plan import Programs, targets_of
 
 _DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # a SHA-256; messages show 12 digits
 
@@ -64,7 +64,7 @@ def describe_run(
     of the splits.
     """
     settings, benchmark = programs.settings, programs.benchmark
-    metrics = [target.metric for target in benchmark.targets]
+    metrics = [target.metric for target in targets_of(settings, benchmark)]
     metadata = benchmark.metadata if metadata is None else metadata
     return {
         "data": {name: text for split in data for name, text in split.content.items()},

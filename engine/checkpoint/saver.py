@@ -8,7 +8,7 @@ import functools
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +25,8 @@ from engine.checkpoint.model_source import Weights, initial_weights, peek
 from engine.cluster import processes, watchdog
 from engine.cluster.guard import Guard
 from engine.cluster.hostlog import HostLog
-from engine.plan import Plan, Programs
+from engine.plan import Plan, Programs, targets_of
+from engine.report.history import other_best
 from engine.report.starts import cost_summary, past_starts, starts_now
 from engine.report.writers import Reporter
 from engine.step import TrainState, checkpoint_items, state_of
@@ -62,11 +63,14 @@ class Saver:
         self._guard, self._reporter, self._splits = guard, reporter, splits
         self.abstract = programs.abstract_state(plan)
         self.abstract_totals = programs.abstract_totals(self.abstract)
-        metric = programs.benchmark.targets[0].metric
+        self._best_by = targets_of(programs.settings, programs.benchmark)[0].metric
+        self._gone: Set[int] = set()  # evaluated steps whose checkpoints are deleted
         self.checkpoints = Checkpointer(
             str(epath.Path(programs.settings.workdir) / "checkpoints"),
             keep=programs.settings.keep_checkpoints,
-            best=lambda: reporter.history.best(metric),
+            best=lambda: reporter.history.best(
+                self._best_by, among=reporter.history.scores().keys() - self._gone
+            ),
         )
         self._manifest: dict[str, Any] = {}  # what stays the same in all manifests of this start
         self._starts: list[dict[str, Any]] = []  # of the run up to now, by `describe_start`
@@ -106,6 +110,10 @@ class Saver:
                 _log.info("NOTE %s", note)
             self._describe(manifest.get("init_from", ""), manifest, accepted)
             restore_metrics(self._reporter, self._plan, manifest)
+            history, steps = self._reporter.history, self.checkpoints.steps()
+            self._gone = history.scores().keys() - steps
+            if note := other_best(history, steps, manifest.get("target_metric", ""), self._best_by):
+                self._reporter.say(f"NOTE {note}")
         self._starts = past_starts(manifest, self._reporter.history.rows)
         return newest
 

@@ -75,13 +75,17 @@ class History:
         }
 
     def best(self, metric: str, among: Container[int] | None = None) -> int | None:
-        """The earliest step with the highest `metric`, of all or `among` some; else None."""
+        """The earliest step with the best `metric`, of all or `among` some; else None.
+
+        The best is the highest; of a loss it is the lowest.
+        """
+        sense = -1 if lower_is_better(metric) else 1
         scores = {
             step: row[metric]
             for step, row in self.scores().items()
             if not math.isnan(row.get(metric, math.nan)) and (among is None or step in among)
         }
-        return max(scores, key=lambda step: (scores[step], -step), default=None)
+        return max(scores, key=lambda step: (sense * scores[step], -step), default=None)
 
     def _rewrite(self, make: bool = False) -> None:
         if self._writes and (make or self._path.exists()):
@@ -123,6 +127,29 @@ def _json(row: dict[str, Any]) -> str:
     """A row as JSON; nan and infinity, which JSON lacks, become null."""
     is_null = {k: isinstance(v, float) and not math.isfinite(v) for k, v in row.items()}
     return json.dumps({k: None if is_null[k] else v for k, v in row.items()})
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether a score is a loss; of all others, also of a class "f1/hair_loss", more is better."""
+    return "/" not in metric and metric.rpartition("_")[2] == "loss"
+
+
+def other_best(history: History, steps: Sequence[int], then: str, now: str) -> str:
+    """What another `config.best_by` means for the checkpoints of `steps`; "" if it is the same.
+
+    `then` and `now` are the scores that chose the best checkpoint, and that choose it.
+    """
+    before, best, kept = history.best(then), history.best(now), history.best(now, among=steps)
+    if then == now or not history.scores():
+        return ""
+    text = f"the best checkpoint was by {then}, it is now by {now}: "
+    if best is None:
+        text += "no evaluation up to now has this score"
+    else:
+        text += "none that is left" if kept is None else f"step {kept:,}"
+        text += f" (step {best:,} was better; its checkpoint is deleted)" * (kept != best)
+    gone = before in steps and before != kept
+    return text + f"; step {before}, the best by {then}, stays only while it is new" * gone
 
 
 def wilson_interval(share: float, count: int) -> tuple[float, float]:

@@ -19,7 +19,7 @@ from etils import epath
 
 from common.errors import OutputError, one_line
 from engine.cluster import watchdog
-from engine.report.history import History, share_interval, writing
+from engine.report.history import History, lower_is_better, share_interval, writing
 
 _log = logging.getLogger("tpu_suite")
 _DRAWING_SECONDS = 20.0  # between two drawings of the curves, which take half a second each
@@ -222,6 +222,7 @@ def draw_curves(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    metrics = [metric for metric in metrics if not lower_is_better(metric)]
     panels = {"loss": ("loss",), ", ".join(metrics): metrics, "learning rate": ("learning_rate",)}
     panels = {name.replace("_", " "): kind for name, kind in panels.items() if kind}
     figure = Figure(figsize=(4 * len(panels), 3.6), layout="constrained")
@@ -249,9 +250,11 @@ def draw_curves(
 def is_like(name: str, metrics: Collection[str]) -> bool:
     """Whether `name` ends in the same word as one of `metrics`, so that both are of one kind.
 
-    So top_5_accuracy is like top_1_accuracy, and an auxiliary loss is like loss.
+    So top_5_accuracy is like top_1_accuracy, and an auxiliary loss is like loss. The scores of one
+    class, such as "recall/hair_loss", are like no other score.
     """
-    return name.rpartition("_")[2] in {metric.rpartition("_")[2] for metric in metrics}
+    kinds = {metric.rpartition("_")[2] for metric in metrics if "/" not in metric}
+    return name in metrics or ("/" not in name and name.rpartition("_")[2] in kinds)
 
 
 class Profiler:

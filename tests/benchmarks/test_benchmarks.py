@@ -597,6 +597,8 @@ def test_padding_changes_no_score(job, weights):
     clean = scores(benchmark, predict, batches)
     # A detector's AP of large objects is not defined where the data have none.
     assert all(math.isfinite(clean[target.metric]) for target in benchmark.targets)
+    assert {*benchmark.score_names} <= clean.keys()  # config.best_by may name them
+    assert {target.metric for target in benchmark.targets} <= {*benchmark.score_names}
     spoilt = [
         {k: v if k == "mask" else garbage(v, batch["mask"] == 1) for k, v in batch.items()}
         for batch in batches

@@ -65,11 +65,12 @@ MEANINGFUL: dict[Any, str] = {
     "rare_target score_seconds squeeze_excite target warmup_epochs warmup_from "
     "watchdog_seconds weight_decay",
     # Never, none, the default; or no file, which is refused where the data are opened.
-    "": "augmentation class_weights compilation_cache data_dir data_env data_fallback dataset "
-    "decay_steps eval_annotations eval_files eval_offset eval_references eval_source eval_target "
-    "freeze init_env init_from init_without learning_rate_decay_steps log_step_count_steps "
-    "mlperf.format mlperf.org mlperf.platform profile_steps steps_per_checkpoint steps_per_eval "
-    "tracker train_files train_source train_target vocabulary_file warmup_steps",
+    "": "augmentation best_by class_weights compilation_cache data_dir data_env data_fallback "
+    "dataset decay_steps eval_annotations eval_files eval_offset eval_references eval_source "
+    "eval_target freeze init_env init_from init_without learning_rate_decay_steps "
+    "log_step_count_steps mlperf.format mlperf.org mlperf.platform profile_steps "
+    "steps_per_checkpoint steps_per_eval tracker train_files train_source "
+    "train_target vocabulary_file warmup_steps",
     (): "box_features image_sizes learning_rate_decay_epochs learning_rate_decay_factors "
     "mask_features",
     # Devices are still compared at each start.

@@ -64,6 +64,10 @@ class MaskRcnn(Detector[AspectRatioGroups]):
         self._dtype = settings.backbone.dtype
 
     @property
+    def score_names(self) -> tuple[str, ...]:
+        return tuple(f"{kind}{name}" for kind in ("", "mask_") for name in super().score_names)
+
+    @property
     def published(self) -> str:
         """torchvision's detector where the classes are new, else MLPerf's kind of backbone."""
         new = self.settings.tuning.new_classes

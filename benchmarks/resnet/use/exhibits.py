@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.exhibits import CLASSES, csv_file, percent, thumbnail
+from benchmarks.resnet import scores
 from benchmarks.uses import Exhibit, Picture
 from common.data import shards
 from input_pipeline import Source
@@ -54,9 +55,8 @@ def _classes(predictions: Predictions, names: Sequence[str]) -> Exhibit:
     cells = predictions.labels.astype(np.int64) * size + predictions.guesses
     counts = np.bincount(cells, minlength=size**2).reshape(size, size)  # row: label, column: guess
     right, actual, guessed = np.diag(counts), counts.sum(axis=1), counts.sum(axis=0)
-    with np.errstate(invalid="ignore"):
-        values = np.stack([right / guessed, right / actual, 2 * right / (actual + guessed)], axis=1)
-    present = np.flatnonzero(actual)
+    found = scores.class_scores(right, guessed, actual)
+    values, present = np.stack(found, axis=1), np.flatnonzero(actual)
     order = present[np.argsort(values[present, 2], kind="stable")].tolist()
     head = ["class", "images", "precision", "recall", "F1"]
     rows, table = [], []
@@ -67,18 +67,24 @@ def _classes(predictions: Predictions, names: Sequence[str]) -> Exhibit:
         rows.append([names[i], f"{actual[i]:,}", *map(percent, values[i]), taken_for])
         table.append([names[i], actual[i], *(f"{x:.6f}" for x in values[i])])
     # A class that is never guessed has no precision; in the mean it counts as 0, as its F1 does.
-    means = map(percent, np.nan_to_num(values[present]).mean(axis=0))
+    precision = float(np.nan_to_num(found.precision[present]).mean())
+    means = map(percent, [precision, scores.balanced_accuracy(found), scores.macro_f1(found)])
     text = f"The worst {CLASSES} of {len(present):,}" if len(present) > CLASSES else "All classes"
     text += ", the lowest F1 first. For programs: per_class.csv has the same figures, "
     text += "confusion.csv how often each class was taken for each other."
     if absent := size - len(present):
         text += f" {absent:,} classes have no image to evaluate."
+    if guesses := np.count_nonzero(guessed[actual == 0]):
+        text += f" {guesses:,} of these are guessed, and count as 0 in the mean F1."
     confusion = ([name, *row] for name, row in zip(names, counts.tolist(), strict=True))
     return Exhibit(
         title="Classes",
         text=text,
         columns=[*head, "most often taken for"],
-        rows=[*rows[:CLASSES], ["mean over classes", f"{actual.sum():,}", *means, ""]],
+        rows=[
+            *rows[:CLASSES],
+            ["mean over classes", f"{actual.sum():,}", *means, ""],
+        ],
         has_mean=True,
         files={
             "per_class.csv": csv_file(head, table),

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 import benchmarks
@@ -81,6 +82,42 @@ def test_files_that_it_does_not_describe_are_read(folder, tmp_path_factory):
     del content["splits"]["train"]["shards"][1]
     (folder / data_manifest.FILE_NAME).write_text(json.dumps(content))
     assert make(folder, tmp_path_factory).open("train") == 90
+
+
+def weigh(folder, tmp_path_factory, counts=None, **overrides):
+    """The class weights; `counts` go into the manifest as the images of each class to train."""
+    content = json.loads((folder / data_manifest.FILE_NAME).read_text())
+    for row, number in zip(content["classes"], counts or (), strict=bool(counts)):
+        row["train"] = number
+    (folder / data_manifest.FILE_NAME).write_text(json.dumps(content))
+    benchmark = make(folder, tmp_path_factory, class_weights="auto", **overrides)
+    benchmark.open("train")
+    return benchmark.class_weights
+
+
+COUNTS = (23, 23, 22, 22)  # of `tiny_records`
+
+
+def test_class_weights_are_those_of_the_manifest_and_no_record_is_read(
+    folder, tmp_path_factory, monkeypatch
+):
+    read = weigh(folder, tmp_path_factory)
+    np.testing.assert_allclose(read, [90 / (4 * n) for n in COUNTS], rtol=1e-6)
+    # A sum that is none of images is not of one class for each; the records decide.
+    np.testing.assert_array_equal(weigh(folder, tmp_path_factory, (23, 23, 22, 23)), read)
+    listed = weigh(folder, tmp_path_factory, COUNTS, train_fraction=0.5)
+    assert 0.9 < np.max(np.abs(listed / read)) < 1.1 and not np.array_equal(listed, read)
+    first = min(folder.glob("train-*")).name
+    assert not np.array_equal(weigh(folder, tmp_path_factory, train_files=first), read)
+    for path in folder.glob("train-*"):
+        path.write_bytes(bytes(path.stat().st_size))  # of the size that is listed
+    np.testing.assert_array_equal(weigh(folder, tmp_path_factory, COUNTS), read)
+    with pytest.raises(ConfigError, match=r"class_weights='auto': 1 \(cat\) of 4 classes"):
+        weigh(folder, tmp_path_factory, (45, 23, 0, 22))
+    with pytest.raises(ConfigError, match="class_weights='auto': 997 "):
+        weigh(folder, tmp_path_factory, COUNTS, num_label_classes=1001)
+    with pytest.raises(DataError):  # the part's labels are read
+        weigh(folder, tmp_path_factory, train_fraction=0.5)
 
 
 @pytest.mark.parametrize("change", [b"", None, b"more"])

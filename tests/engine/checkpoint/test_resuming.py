@@ -1,6 +1,8 @@
 """A run compares itself with its checkpoint: data, settings, metrics."""
 
+import contextlib
 import json
+import os
 import shutil
 import types
 from pathlib import Path
@@ -11,11 +13,13 @@ import jax.numpy as jnp
 import pytest
 
 import train
+from benchmarks.resnet import ImageClassifier
 from commands import evaluating
 from common.data import files, records
-from common.errors import CheckpointError, DataError
+from common.errors import CheckpointError, ConfigError, DataError
 from engine.cadence import Every
 from engine.checkpoint import manifest as manifests
+from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.saver import restore_metrics
 from engine.plan import Programs, read_settings
 from tests.conftest import make_tiny_config, plan_of
@@ -106,6 +110,58 @@ def test_other_classes_are_refused(workdir, tiny_records, tmp_path, notes):
     facts = manifest(workdir, 15)
     assert facts["class_names"] == ["n0", "n2", "n1", "n3"]
     assert facts["accepted_data"] == [accepted_notes[0].partition("was trained on other data: ")[2]]
+
+
+@pytest.mark.long
+def test_another_best_is_told_and_kept(tiny_records, tmp_path, notes, monkeypatch):
+    """By the first measure step 4 is the best, by the second step 2, whose checkpoint is gone."""
+    scores = iter(
+        [(0.1, 0.9), (0.4, 0.1), (0.2, 0.5), (0.3, 0.3), (0.1, 0.2), (0.1, 0.1), (0.1, 0.1)]
+    )
+
+    def score(self, rows):
+        return dict(zip(("top_1_accuracy", "macro_f1"), next(scores), strict=True)) | {
+            "top_5_accuracy": 1.0,
+            "loss": 1.0,
+        }
+
+    monkeypatch.setattr(ImageClassifier, "score", score)
+    every = {"steps_per_checkpoint": "2", "steps_per_eval": "2", "keep_checkpoints": 1}
+    before = settings(tmp_path, tiny_records, train_steps="8", **every)
+    train.train_and_evaluate(before)
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["4", "8"]
+    notes()
+    every |= {"train_steps": "12", "best_by": "macro_f1", "patience": 5}
+    train.train_and_evaluate(settings(tmp_path, tiny_records, **every))
+    (note,) = [text for text in notes() if "the best checkpoint" in text]
+    for text in ("was by top_1_accuracy", "now by macro_f1: step 8 (step 2 was ", "; step 4, "):
+        assert text in note
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["12", "8"]
+    facts = manifest(tmp_path, 12)
+    assert facts["target_metric"] == "macro_f1"
+    assert facts["target_metrics"] == ["macro_f1", "top_1_accuracy"]
+    with contextlib.closing(
+        Checkpointer(str(tmp_path / "checkpoints"), keep=1, best=None)
+    ) as checkpoints:
+        notes()
+        assert checkpoints.choose("best") == 8
+        assert "by macro_f1 step 2 is better than 8" in str(notes())
+        assert checkpoints.choose("best", "top_1_accuracy") == 8 and len(notes()) == 1
+    # Five evaluations have brought no better macro F1: the run is over.
+    assert train.train_and_evaluate(
+        settings(tmp_path, tiny_records, **every | {"train_steps": "20"})
+    )
+    assert "brought no better macro f1" in str(notes("already finished: step 12 of 20"))
+
+
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_a_score_that_does_not_exist_is_refused(evaluates, workdir, tiny_records):
+    asked = settings(workdir, tiny_records, train_steps="15", best_by="macro_F1")
+    with pytest.raises(ConfigError, match=r"config.best_by='macro_F1'.* macro_f1, .* recall/n0, "):
+        if evaluates:
+            evaluating.evaluate(asked, "best", 0.0)
+        else:
+            train.train_and_evaluate(asked)
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,11 @@
 import json
 import math
 import os
+import re
 
 import pytest
 
-from engine.report.history import History
+from engine.report.history import History, other_best
 from engine.stopping import since_best
 
 NAN = math.nan
@@ -149,6 +150,34 @@ def test_the_best_step(scores, best, tmp_path):
     for step, score in scores.items():
         history.add(row(step, other=-step, **({} if score is None else {"score": score})))
     assert history.best("score") == best
+
+
+def test_the_best_loss_is_the_lowest(tmp_path):
+    history = History(str(tmp_path), writes=False)
+    for step, loss in enumerate([0.5, NAN, -0.1, -0.1, 0.2], 1):
+        history.add(row(step, val_loss=loss, lossless=loss))
+    assert (history.best("val_loss"), history.best("val_loss", among=[2, 5])) == (3, 5)
+    assert history.best("lossless") == 1
+    assert since_best(history, "val_loss", 5) == 2
+
+
+@pytest.mark.parametrize(
+    ("steps", "now", "says", "silent"),
+    [
+        ([2, 4], "score", "", "best"),
+        ([4], "other", "now by other: step 4", "step 2"),
+        ([2, 6], "other", r"step 6 \(step 4 was .* deleted\); step 2, .* by score", "none"),
+        ([8], "other", r"none that is left \(step 4 was .* deleted\)", "step 2"),
+        ([2, 6], "unknown", "no evaluation .* has this score; step 2, the best by", "better"),
+    ],
+)
+def test_what_another_measure_means_is_told(steps, now, says, silent, tmp_path):
+    history = History(str(tmp_path), writes=False)
+    assert other_best(history, [], "score", now) == ""
+    for step, score, other in ((2, 0.9, NAN), (4, 0.9, 0.7), (6, 0.3, 0.1)):
+        history.add(row(step, score=score, other=other))
+    text = other_best(history, steps, "score", now)
+    assert re.search(says, text) and bool(text) == bool(says) and silent not in text
 
 
 def test_evaluations_since_the_best_one(tmp_path):

@@ -11,6 +11,7 @@ import math
 import os
 import sys
 import types
+from typing import Any
 
 import jax
 import numpy as np
@@ -267,6 +268,16 @@ def test_curves_show_every_quantity_in_its_panel(panels):
         },
         "learning rate": {"train learning rate": [(0.5, 0.1), (1.0, 0.2)]},
     }
+
+
+def test_the_scores_of_one_class_are_drawn_only_if_asked_for(panels):
+    scores: Any = {"macro_f1": 0.4, "f1/hair_loss": 0.5, "recall/b_accuracy": 0.6}
+    rows = [row(2, epoch=1.0, loss=2.5, top_1_accuracy=0.25, **scores)]
+    accuracy = ["eval top 1 accuracy"]
+    by_loss = {name: [*curves] for name, curves in panels(rows, ("loss", "top_1_accuracy")).items()}
+    assert by_loss == {"loss": ["eval loss"], "top 1 accuracy": accuracy, "learning rate": []}
+    by_class = panels(rows, ("f1/hair_loss", "top_1_accuracy"))
+    assert [*by_class["f1/hair loss, top 1 accuracy"]] == ["eval f1/hair loss", *accuracy]
 
 
 def test_curves_of_a_step_evaluated_again_show_the_last(panels):

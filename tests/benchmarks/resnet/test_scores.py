@@ -1,0 +1,50 @@
+"""The scores of classes agree with scikit-learn's."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import sklearn.metrics
+
+from benchmarks.resnet import scores
+
+metrics: Any = sklearn.metrics
+
+
+def counts(labels, guesses, classes):
+    """(tp, predicted, actual), int[K], counted one by one."""
+    pairs = [*zip(labels, guesses, strict=True)]
+    return (
+        np.array([sum(a == b == k for a, b in pairs) for k in range(classes)]),
+        np.array([sum(b == k for _, b in pairs) for k in range(classes)]),
+        np.array([sum(a == k for a, _ in pairs) for k in range(classes)]),
+    )
+
+
+@pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true")
+@pytest.mark.parametrize("missing", ["none", "label", "prediction", "both"])
+def test_scores_agree_with_sklearn(missing):
+    draw = np.random.default_rng(3)
+    labels, guesses = draw.integers(0, 5, 60), draw.integers(0, 5, 60)
+    guesses[:30] = labels[:30]
+    if missing in ("label", "both"):
+        labels[labels == 2] = 1
+    if missing in ("prediction", "both"):
+        guesses[guesses == 2] = 3
+    found = scores.class_scores(*counts(labels, guesses, 5))
+    macro = metrics.f1_score(labels, guesses, average="macro", zero_division=0)
+    assert scores.macro_f1(found) == pytest.approx(macro)
+    balanced = metrics.balanced_accuracy_score(labels, guesses)
+    assert scores.balanced_accuracy(found) == pytest.approx(balanced)
+    of_class = metrics.precision_recall_fscore_support(
+        labels, guesses, labels=range(5), zero_division=np.nan
+    )
+    for ours, theirs in zip(found, of_class[:3], strict=True):
+        np.testing.assert_allclose(ours, theirs)
+
+
+def test_no_example_has_no_score():
+    nothing = scores.class_scores(*np.zeros((3, 4), int))
+    assert np.isnan(nothing).all()
+    assert np.isnan([mean(nothing) for mean in scores.MEANS.values()]).all()
+    assert nothing.of_each([]) == {}
