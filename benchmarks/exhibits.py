@@ -13,7 +13,7 @@ from common.images.input_spec import InputSpec, seen_part
 
 CLASSES = 50  # rows of a table of classes
 _GAP = 4  # pixels between two images
-_COLOURS = "turbo"  # of heat maps, a colour map of matplotlib
+_COLOURS = "inferno"  # of heat maps, a colour map of matplotlib: black, violet, orange, yellow
 
 
 def csv_file(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
@@ -36,10 +36,10 @@ def thumbnail(encoded: bytes, side: int) -> Any:
 def heated(image: Any, heat: np.ndarray, spec: InputSpec) -> Any:
     """A PIL image, in grey, below the colours of a heat map f32[size, size] from 0 to 1.
 
-    The map lies on the part of the image that a model of this `spec` sees; the rest is darker.
+    The map lies on the part of the image that a model of this `spec` sees, within a white frame.
     """
     from matplotlib import colormaps
-    from PIL import Image
+    from PIL import Image, ImageDraw
 
     top, left, bottom, right = map(round, seen_part(image.height, image.width, spec))
     levels = Image.fromarray((255 * heat).astype(np.uint8))
@@ -49,6 +49,7 @@ def heated(image: Any, heat: np.ndarray, spec: InputSpec) -> Any:
     part = grey.crop((left, top, right, bottom))
     shown = Image.blend(grey, Image.new("RGB", grey.size), 0.6)
     shown.paste(Image.blend(part, levels.convert("RGB"), 0.5), (left, top))
+    ImageDraw.Draw(shown).rectangle((left, top, right - 1, bottom - 1), outline="white")
     return shown
 
 

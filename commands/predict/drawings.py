@@ -9,7 +9,7 @@ from typing import Any
 from PIL import Image, ImageDraw, ImageFont
 
 from commands.predict import outputs
-from common.text import shown
+from common.text import path_text, shown
 from engine.locations import check_folder
 
 _QUALITY = 92
@@ -17,10 +17,7 @@ _LEAST_SIDE = 640  # pixels of the longer side of a drawing
 
 
 class Drawings:
-    """The drawings in a folder, one for each picture, which has the picture's name.
-
-    The second of two pictures with one name gets _2.
-    """
+    """The drawings in a folder: one for each picture, with its name; of the second, with _2."""
 
     def __init__(self, folder: str, flag: str):
         """Makes the folder, which `flag` names; "" if there are no drawings.
@@ -45,7 +42,7 @@ class Drawings:
 
     def _file(self, path: str) -> str:
         if path not in self._stems:
-            name = stem = os.path.splitext(os.path.basename(path))[0]
+            name = stem = path_text(os.path.splitext(os.path.basename(path))[0])
             number = 1
             while name in self._taken:
                 number += 1

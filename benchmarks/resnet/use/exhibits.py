@@ -120,8 +120,8 @@ def _pictures(
     mistakes, hits = pictures[: len(wrong[:_MISTAKES])], pictures[len(wrong[:_MISTAKES]) :]
     about = ""
     if heat:
-        about = "Beside it in colours, from blue to red: what speaks for the guess (Grad-CAM at "
-        about += "the last stage); what the model does not see is dark. "
+        about = "Beside it: what the model sees, in the frame, and the brighter and yellower, the "
+        about += "more it speaks for the guess (Grad-CAM at the last stage). "
     text = "The model made no mistake. "
     if mistakes:
         text = f"The {len(mistakes)} most probable of {len(wrong):,} wrong guesses. Below each "
