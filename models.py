@@ -105,6 +105,11 @@ DEPTHS = {
 }
 
 
+def area_mean(x: jax.Array) -> jax.Array:
+    """The global average pool: float[b, h, w, c] to f32[b, c]."""
+    return jnp.mean(x, axis=(1, 2), dtype=jnp.float32)
+
+
 class ResNet(nn.Module):
     """Residual network: stem, stages of residual blocks, global average pool, dense `head`.
 
@@ -143,7 +148,7 @@ class ResNet(nn.Module):
     def features(self, images: jax.Array, train: bool) -> jax.Array:
         """Returns the mean of the last stage over its area, f32[b, channels]; `head` takes it."""
         *_, last = self.endpoints(images, train).values()
-        return jnp.mean(last, axis=(1, 2), dtype=jnp.float32)
+        return area_mean(last)
 
     @nn.compact
     def endpoints(self, images: jax.Array, train: bool) -> dict[str, jax.Array]:

@@ -88,6 +88,7 @@ def _add_kinds(parser: cli.Parser) -> None:
     add("--top_k", type=natural, help="classes for each picture (5)")
     add("--logits", action="store_true", help="write logits instead of probabilities")
     add("--embeddings", help="file .npy for the features, float32[files, channels]")
+    add("--heatmap", help="folder for the pictures with a heat map: what speaks for the class")
     add("--labels", help="file with a class name per line; default: the model's names")
     add = group("detectors")
     add("--min_score", type=cli.share, help="of a detection, at least (0.3; .coco.json: 0)")

@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 
 from common.images import pixels
+from common.images.input_spec import InputSpec, seen_part
 
 CLASSES = 50  # rows of a table of classes
+_GAP = 4  # pixels between two images
+_COLOURS = "inferno"  # of heat maps, a colour map of matplotlib: black, violet, orange, yellow
 
 
 def csv_file(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
@@ -28,6 +31,36 @@ def thumbnail(encoded: bytes, side: int) -> Any:
     image = Image.fromarray(pixels.decode(encoded).numpy())
     image.thumbnail((side, side))
     return image
+
+
+def heated(image: Any, heat: np.ndarray, spec: InputSpec) -> Any:
+    """A PIL image, in grey, below the colours of a heat map f32[size, size] from 0 to 1.
+
+    The map lies on the part of the image that a model of this `spec` sees, within a white frame.
+    """
+    from matplotlib import colormaps
+    from PIL import Image, ImageDraw
+
+    top, left, bottom, right = map(round, seen_part(image.height, image.width, spec))
+    levels = Image.fromarray((255 * heat).astype(np.uint8))
+    levels = levels.resize((right - left, bottom - top), Image.Resampling.BILINEAR)
+    levels.putpalette(colormaps[_COLOURS](np.arange(256), bytes=True)[:, :3].tobytes())
+    grey = image.convert("L").convert("RGB")
+    part = grey.crop((left, top, right, bottom))
+    shown = Image.blend(grey, Image.new("RGB", grey.size), 0.6)
+    shown.paste(Image.blend(part, levels.convert("RGB"), 0.5), (left, top))
+    ImageDraw.Draw(shown).rectangle((left, top, right - 1, bottom - 1), outline="white")
+    return shown
+
+
+def beside(left: Any, right: Any) -> Any:
+    """A PIL image of two of the same size, with a white line between them."""
+    from PIL import Image
+
+    both = Image.new("RGB", (2 * left.width + _GAP, left.height), "white")
+    both.paste(left, (0, 0))
+    both.paste(right, (left.width + _GAP, 0))
+    return both
 
 
 def even_groups(values: np.ndarray, max_groups: int) -> list[np.ndarray]:

@@ -107,6 +107,13 @@ class Uses:
         """
         return []
 
+    def with_weights(self, params: Any, model_state: Any) -> Uses:
+        """These uses with a model's weights, NumPy arrays, for `exhibits` that show more by them.
+
+        --mode=report asks for it.
+        """
+        return self
+
     def portable(self, params: Any, model_state: Any) -> ExportableClassifier | None:
         """The model in the forms that other programs read; None where there are none.
 
@@ -167,6 +174,15 @@ class Classes(Uses, abc.ABC):
 
         `common.images.input_spec.prepare_image` makes the images; `size` is the spec's.
         """
+
+    def heat_maps(
+        self, params: Any, model_state: Any, images: jax.Array, classes: jax.Array
+    ) -> jax.Array | None:
+        """Which pixels speak for a class, f32[b, size, size] from 0 to 1; None: there are no maps.
+
+        `images` are as in `classify`; `classes` int[b] is the class of each, from 0.
+        """
+        return None
 
 
 class Detection(NamedTuple):

@@ -136,12 +136,18 @@ def report_scores(
     reporter.eval(row, f"EVAL step {step:,}  {shown}  ({count:,} {unit} in {seconds:.1f} s)")
 
 
-def exhibits(run: Run, evaluation: Evaluation) -> list[Exhibit]:
-    """What the benchmark shows of its predictions; [] on processes other than 0."""
+def exhibits(run: Run, evaluation: Evaluation, state: TrainState | None = None) -> list[Exhibit]:
+    """What the benchmark shows of its predictions; [] on processes other than 0.
+
+    With `state`, the evaluated one, it shows what takes the weights, too.
+    """
     if jax.process_index():
         return []
     with watchdog.during("looking at the predictions", evaluation.step):
-        return run.benchmark.uses.exhibits(iter(evaluation.rows))
+        uses = run.benchmark.uses
+        if state is not None:
+            uses = uses.with_weights(*jax.device_get(evaluated_weights(state)))
+        return uses.exhibits(iter(evaluation.rows))
 
 
 @dataclasses.dataclass(frozen=True)

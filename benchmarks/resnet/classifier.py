@@ -263,19 +263,22 @@ class ImageClassifier(RecordBenchmark[Source]):
         `images` uint8[b, size, size, 3] are as `common.images.input_spec.prepare_image` makes them.
         With `eval_flip` both are the means over the image and its mirror image.
         """
-        inputs = input_pipeline.normalize(images, None, self._dtype, self.input_spec)
-        is_doubled = self.settings.objective.eval_flip
-        if is_doubled:
-            inputs = jnp.concatenate([inputs, inputs[:, :, ::-1]])
+        inputs = self.eval_inputs(images)
 
         def both(model: models.ResNet, inputs: jax.Array) -> dict[str, jax.Array]:
             features = model.features(inputs, train=False)
-            if is_doubled:  # the head is linear, so its mean is that of the logits
+            if len(inputs) > len(images):  # the head is linear, so its mean is that of the logits
                 features = jnp.mean(features.reshape(2, -1, features.shape[-1]), axis=0)
             return {"logits": model.head(features), "features": features}
 
         outputs: Any = self.model.apply({"params": params, **model_state}, inputs, method=both)
         return outputs
+
+    def eval_inputs(self, images: jax.Array) -> jax.Array:
+        """Images uint8[b, h, w, 3] as the network takes them, with `eval_flip` mirrored, too."""
+        inputs = input_pipeline.normalize(images, None, self._dtype, self.input_spec)
+        doubled = self.settings.objective.eval_flip
+        return jnp.concatenate([inputs, inputs[:, :, ::-1]]) if doubled else inputs
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         """The means over all examples, and the scores of `benchmarks.resnet.scores`."""

@@ -5,7 +5,6 @@ Objects become rows, and drawings: the photo with boxes, names, scores and the p
 
 import colorsys
 import dataclasses
-import functools
 import io
 import os
 import re
@@ -13,24 +12,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 
 from benchmarks.uses import Boxes
 from commands.predict import outputs, sources
+from commands.predict.drawings import Drawings, Pen, enlarged
 from commands.predict.model import Batch, Leaves, Request
 from commands.predict.outputs import Row, path_cell, say, shortest, text_cell
 from commands.predict.sources import Picture
 from common.errors import count
 from common.images.photos import Jpeg
-from common.text import shown
 from engine.checkpoint import model_source
-from engine.locations import check_folder
 
 FORMATS = (*outputs.FORMATS, "coco")
 COLUMNS = ("path", "label", "category_id", "score", "x", "y", "width", "height", "error")
 _OPACITY = 0.45  # of masks
-_QUALITY = 92  # of the photos with boxes
-_LEAST_SIDE = 640  # pixels of the longer side of a photo with boxes
 _MIN_SCORE = 0.3  # weaker detections are mostly wrong; COCO's score wants them all the same
 
 
@@ -93,25 +89,10 @@ class Detector(sources.PictureModel):
         super().__init__(model, f"{classes:,} classes", self._uses.at_once)
         model.check_finite()
         self._options, self._form = options, form
-        if options.draw:
-            check_folder(options.draw, "--draw")
-        self._stems: dict[str, str] = {}  # the names of the drawings, by the path of the picture
-        self._taken: set[str] = set()  # all names of drawings
+        self._drawings = Drawings(options.draw, "draw")
 
     def files(self, paths: Sequence[str]) -> list[tuple[str, str]]:
-        return [("draw", self._file(path)) for path in paths if self._options.draw]
-
-    def _file(self, path: str) -> str:
-        """The file for a picture's drawing; the second of two pictures with one name gets _2."""
-        if path not in self._stems:
-            name = stem = os.path.splitext(os.path.basename(path))[0]
-            number = 1
-            while name in self._taken:
-                number += 1
-                name = f"{stem}_{number}"
-            self._taken.add(name)
-            self._stems[path] = name
-        return os.path.join(self._options.draw, f"{self._stems[path]}.jpg")
+        return self._drawings.files(paths)
 
     def predict(self, params: Any, model_state: Any, batch: Batch) -> Batch:
         rows = self.model.benchmark.predict(params, model_state, batch)
@@ -126,8 +107,7 @@ class Detector(sources.PictureModel):
         objects = self.objects(picture.photo, result)
         if self._options.draw:  # without weak objects, which only COCO's form keeps
             strong = [each for each in objects if each.score >= self._options.least("")]
-            drawing = draw_objects(picture.photo.encoded, strong)
-            outputs.save(self._file(picture.path), [drawing], quiet=True)
+            self._drawings.save(picture.path, draw_objects(picture.photo.encoded, strong))
         size = {"height": picture.photo.height, "width": picture.photo.width}
         return Row(picture.source, "", {**size, "objects": [each.entry() for each in objects]})
 
@@ -211,11 +191,8 @@ def image_ids(
 # Drawings.
 
 
-def draw_objects(encoded: bytes, objects: Sequence[Object]) -> bytes:
-    """A JPEG of the photo with its objects; the best ones are on top.
-
-    A small photo is enlarged by a whole number, or the names would hide its objects.
-    """
+def draw_objects(encoded: bytes, objects: Sequence[Object]) -> Image.Image:
+    """The photo with its objects; the best ones are on top."""
     image = Image.open(io.BytesIO(encoded)).convert("RGB")
     pixels = np.asarray(image).copy()
     for each in reversed(objects):
@@ -223,35 +200,17 @@ def draw_objects(encoded: bytes, objects: Sequence[Object]) -> bytes:
             inside = each.inside()
             colour = np.array(_colour(each.category_id), np.float32)
             pixels[inside] = (pixels[inside] * (1 - _OPACITY) + colour * _OPACITY).astype(np.uint8)
-    image, times = Image.fromarray(pixels), -(-_LEAST_SIDE // max(image.size))
-    image = image.resize([times * side for side in image.size], Image.Resampling.NEAREST)
-    pen = ImageDraw.Draw(image)
-    side = max(image.size)
-    line, font = max(2, side // 400), _font(max(11, side // 50))
+    image, times = enlarged(Image.fromarray(pixels))
+    pen = Pen(image)
     for each in reversed(objects):
         y0, x0, y1, x1 = (times * edge for edge in each.box)
         colour = _colour(each.category_id)
-        pen.rectangle((x0, y0, x1, y1), outline=colour, width=line)
-        text = f"{shown(each.label)} {each.score:.0%}"
-        left, top, right, bottom = pen.textbbox((x0 + line, y0), text, font)
-        lift = min(bottom - top + 2 * line, max(y0, 0))  # above the box, if there is space
-        pen.rectangle((x0, top - lift, right + line, bottom - lift + line), fill=colour)
-        pen.text((x0 + line, y0 - lift), text, "white", font)
-    file = io.BytesIO()
-    image.save(file, "JPEG", quality=_QUALITY)
-    return file.getvalue()
+        pen.draw.rectangle((x0, y0, x1, y1), outline=colour, width=pen.line)
+        pen.tag(x0, y0, f"{each.label} {each.score:.0%}", colour)
+    return image
 
 
 def _colour(number: int) -> tuple[int, int, int]:
     """A dark colour; neighbours of `number` have other hues."""
     red, green, blue = colorsys.hsv_to_rgb(number * 0.618034 % 1, 0.85, 0.75)
     return round(255 * red), round(255 * green), round(255 * blue)
-
-
-@functools.cache
-def _font(size: int) -> Any:
-    """DejaVu Sans, which comes with matplotlib: Latin, Greek, Cyrillic and Arabic letters."""
-    import matplotlib
-
-    folder = os.path.join(matplotlib.get_data_path(), "fonts", "ttf")
-    return ImageFont.truetype(os.path.join(folder, "DejaVuSans.ttf"), size)

@@ -7,11 +7,15 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from etils import epath
+from PIL import Image
 
+from benchmarks.exhibits import heated
 from benchmarks.uses import Classes
 from commands.predict import outputs, sources
+from commands.predict.drawings import Drawings, Pen, enlarged
 from commands.predict.model import Batch, Leaves, Request
 from commands.predict.outputs import Row, path_cell, say, text_cell
 from commands.predict.sources import Picture
@@ -32,6 +36,7 @@ class Options:
     top_k: int = 5
     logits: bool = False
     embeddings: str = ""
+    heatmap: str = ""
     labels: str = ""
 
 
@@ -60,11 +65,26 @@ class Classifier(sources.PictureModel):
         self._options = options
         self._top_k = min(options.top_k, len(self._names))
         self._value = "logit" if options.logits else "probability"
+        self._number = ".3f" if options.logits else ".1%"  # how people read it
         self._features: list[np.ndarray | None] = []
         self._named = self._right = 0
+        self._drawings = Drawings(options.heatmap, "heatmap")
+
+    def files(self, paths: Sequence[str]) -> list[tuple[str, str]]:
+        return self._drawings.files(paths)
 
     def predict(self, params: Any, model_state: Any, batch: Batch) -> Batch:
-        return self._uses.classify(params, model_state, batch["image"])
+        rows = self._uses.classify(params, model_state, batch["image"])
+        if not self._options.heatmap:
+            return rows
+        best = jnp.argmax(rows["logits"], axis=-1)
+        heat = self._uses.heat_maps(params, model_state, batch["image"], best)
+        if heat is None:
+            raise ConfigError(
+                f"--heatmap={self._options.heatmap}: the benchmark "
+                f"{self.model.config.benchmark!r} has no heat maps"
+            )
+        return {**rows, "heat": heat}
 
     def inputs(self, photo: Jpeg) -> Leaves:
         return {"image": prepare_image(photo.encoded, self._uses.input_spec)}
@@ -74,6 +94,8 @@ class Classifier(sources.PictureModel):
         row = Row(picture.source, picture.error)
         if result is not None:
             row = self._ranked(picture, result["logits"])
+        if result is not None and self._options.heatmap and not row.error:
+            self._draw(picture, row, result["heat"])
         truth = row.content.get("folder_label", "")
         self._named += bool(truth)
         self._right += bool(truth) and not other_folder(row)
@@ -99,6 +121,15 @@ class Classifier(sources.PictureModel):
         truth = next((name for name in self._names if normal_name(name) == folder), "")
         named = {"folder_label": truth} if truth else {}
         return Row(picture.source, "", {"predictions": predictions, **named})
+
+    def _draw(self, picture: Picture, row: Row, heat: np.ndarray) -> None:
+        """Writes the photo with the heat map of its best class, f32[size, size]."""
+        assert picture.photo is not None
+        image, _ = enlarged(Image.open(io.BytesIO(picture.photo.encoded)).convert("RGB"))
+        image, best = heated(image, heat, self._uses.input_spec), row.content["predictions"][0]
+        value = f"{best[self._value]:{self._number}}"
+        Pen(image).tag(0, 0, f"{best['label']} {value}", "black")
+        self._drawings.save(picture.path, image)
 
     def write(self, request: Request, paths: Sequence[str], rows: Iterator[Row]) -> None:
         """Writes the rows, and the features."""
@@ -132,13 +163,12 @@ class Classifier(sources.PictureModel):
         names = min(max([len(shown(path)) for path in paths], default=4), width // 2, 60)
         label_width = max(4, min(max(len(shown(name)) for name in self._names), 20))
         shown_k = max(1, min(self._top_k, (width - names) // (label_width + 11)))
-        number = ".3f" if self._options.logits else ".1%"
         yield f"{'file':{names}}  {'classes, most probable first'}\n"
         for row in rows:
             ranks = []
             for each in row.content.get("predictions", ())[:shown_k]:
                 label = text_cell(each["label"], label_width)
-                ranks.append(f"{label:{label_width}} {each[self._value]:>7{number}}")
+                ranks.append(f"{label:{label_width}} {each[self._value]:>7{self._number}}")
             text = f"ERROR {row.error}" if row.error else "  ".join(ranks)
             mark = f"  (folder: {shown(folder)})" if (folder := other_folder(row)) else ""
             yield f"{path_cell(row.source['path'], names):{names}}  {text}{mark}\n"

@@ -143,7 +143,7 @@ def examine(settings: Settings, checkpoint: str) -> Examined:
             step, state = restored
             evaluation = begin_evaluation(run, examination.predict, state, step, True)
             scores = evaluation.scores()
-            shown = exhibits(run, evaluation)
+            shown = exhibits(run, evaluation, state)
             return Examined(step, run.benchmark.num_examples("eval"), scores, shown)
     except OtherData:
         raise

@@ -155,6 +155,18 @@ def evaluated(
     return tf.ensure_shape(image, [spec.size, spec.size, 3])
 
 
+def seen_part(height: int, width: int, spec: InputSpec) -> tuple[float, ...]:
+    """(top, left, bottom, right) of what `evaluated` keeps of an image, in pixels of the image."""
+    window = _middle if spec.resize else functools.partial(centre_window, size=spec.size)
+    y, x, *sides = window(height, width).numpy().tolist()
+    edges = []
+    for begin, side, resized in zip((y, x), sides, _resized(*sides, spec).numpy(), strict=True):
+        margin, scale = _margin(int(resized) - spec.size), side / int(resized)
+        edges.append((begin + margin * scale, begin + (margin + spec.size) * scale))
+    (top, bottom), (left, right) = edges
+    return top, left, bottom, right
+
+
 def centre_window(height: Any, width: Any, size: int) -> Any:
     """int32[4] (y, x, side, side): the centre, size / (size + padding) of the shorter side."""
     tf = tensorflow()

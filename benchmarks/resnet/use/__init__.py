@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.resnet import architecture, records
 from benchmarks.resnet.settings import Architecture
-from benchmarks.resnet.use import exhibits, weights
+from benchmarks.resnet.use import exhibits, heat, weights
 from benchmarks.resnet.use.exhibits import Predictions
 from benchmarks.resnet.use.export import Classifier
 from benchmarks.uses import Classes, Exhibit, Imported
@@ -21,7 +21,7 @@ from common.errors import ConfigError
 from common.exportable import ExportableClassifier
 from common.foreign import files
 from common.foreign.files import Foreign
-from common.images.input_spec import InputSpec
+from common.images.input_spec import InputSpec, prepare_image
 
 if TYPE_CHECKING:
     from benchmarks.resnet import ImageClassifier
@@ -57,8 +57,12 @@ class ClassifierUses(Classes):
         "--config.init_from={workdir} --config.data_dir=DIR --workdir=NEW",
     }
 
-    def __init__(self, benchmark: ImageClassifier):
-        self._benchmark = benchmark
+    def __init__(self, benchmark: ImageClassifier, weights: tuple[Any, Any] | None = None):
+        """`weights` are params and model_state, for the heat maps of the exhibits."""
+        self._benchmark, self._weights = benchmark, weights
+
+    def with_weights(self, params: Any, model_state: Any) -> ClassifierUses:
+        return ClassifierUses(self._benchmark, (params, model_state))
 
     @property
     def num_classes(self) -> int:
@@ -79,12 +83,41 @@ class ClassifierUses(Classes):
     def classify(self, params: Any, model_state: Any, images: jax.Array) -> dict[str, jax.Array]:
         return self._benchmark.classify(params, model_state, images)
 
+    def heat_maps(
+        self, params: Any, model_state: Any, images: jax.Array, classes: jax.Array
+    ) -> jax.Array:
+        """Grad-CAM; with `eval_flip` the mirror image's evidence is turned back and added."""
+        inputs = self._benchmark.eval_inputs(images)
+        variables = {"params": params, **model_state}
+        times = len(inputs) // len(images)
+        found = heat.evidence(self._benchmark.model, variables, inputs, jnp.tile(classes, times))
+        if times == 2:
+            found = found[: len(images)] + found[len(images) :, :, ::-1]
+        return heat.shares(found, images.shape[1])
+
+    def _heat(self, encoded: Sequence[bytes], classes: np.ndarray) -> np.ndarray:
+        """The heat maps f32[n, size, size] of encoded images, some at once."""
+        images = np.stack([prepare_image(data, self.input_spec) for data in encoded])
+        parts = []
+        for x in (images, classes):
+            filled = np.resize(x, (-(-len(x) // self.at_once) * self.at_once, *x.shape[1:]))
+            parts.append(filled.reshape(-1, self.at_once, *x.shape[1:]))
+
+        @jax.jit
+        def maps(weights: Any, parts: Any) -> jax.Array:
+            return jax.lax.map(lambda part: self.heat_maps(*weights, *part), parts)
+
+        found = np.asarray(maps(self._weights, parts))
+        return found.reshape(-1, *found.shape[2:])[: len(images)]
+
     def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
-        """The classes and the worst mistakes."""
+        """The classes, the worst mistakes and the best hits."""
         names = ("id", "label", "top", "probability", "label_probability")
         parts = [[row[name] for name in names] for row in rows]
         columns = map(np.concatenate, zip(*parts, strict=True))
-        return exhibits.make(Predictions(*columns), self._benchmark.source("eval"))
+        source, found = self._benchmark.source("eval"), Predictions(*columns)
+        heat = self._heat if self._weights else None
+        return exhibits.make(found, source, self.input_spec, heat)
 
     def portable(self, params: Any, model_state: Any) -> ExportableClassifier:
         """The forms of `Classifier`; its logits are computed in float32, without `eval_flip`."""

@@ -2,18 +2,20 @@
 
 import dataclasses
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from benchmarks.exhibits import CLASSES, csv_file, percent, thumbnail
+from benchmarks.exhibits import CLASSES, beside, csv_file, heated, percent, thumbnail
 from benchmarks.resnet import scores
 from benchmarks.uses import Exhibit, Picture
 from common.data import shards
+from common.images.input_spec import InputSpec
 from input_pipeline import Source
 
-_MISTAKES = 24  # pictures
+Heat = Callable[[Sequence[bytes], np.ndarray], np.ndarray] | None
+_MISTAKES, _HITS = 24, 12  # pictures
 _SIDE = 192  # the side of a picture, in pixels
 
 
@@ -38,12 +40,18 @@ class Predictions:
         return self.guesses == self.labels
 
 
-def make(predictions: Predictions, source: Source) -> list[Exhibit]:
-    """The classes and the worst mistakes of the predictions on `source`."""
+def make(
+    predictions: Predictions, source: Source, spec: InputSpec, heat: Heat = None
+) -> list[Exhibit]:
+    """The classes, the worst mistakes and the best hits of the predictions on `source`.
+
+    `heat` makes heat maps f32[n, size, size] of n encoded images with a class for each; `spec` says
+    how the images become the model's pixels.
+    """
     names = list(source.class_names)
     if not any(names):
         names = [f"class {i}" for i in range(source.num_classes)]
-    return [_classes(predictions, names), _mistakes(predictions, source, names)]
+    return [_classes(predictions, names), *_pictures(predictions, source, names, spec, heat)]
 
 
 def _classes(predictions: Predictions, names: Sequence[str]) -> Exhibit:
@@ -93,33 +101,49 @@ def _classes(predictions: Predictions, names: Sequence[str]) -> Exhibit:
     )
 
 
-def _mistakes(predictions: Predictions, source: Source, names: Sequence[str]) -> Exhibit:
-    """Pictures of the mistakes with the most probable wrong guesses, the worst first."""
-    wrong = np.flatnonzero(~predictions.correct)
-    order = np.argsort(-predictions.probabilities[wrong, 0], kind="stable")
-    shown, pictures = wrong[order][:_MISTAKES].tolist(), []
-    read = shards.read_some(source.shards, predictions.ids[shown])
-    for i, record in zip(shown, read, strict=True):
-        encoded, name = source.image(record)
+def _pictures(
+    predictions: Predictions, source: Source, names: Sequence[str], spec: InputSpec, heat: Heat
+) -> list[Exhibit]:
+    """Pictures of the mistakes and of the hits with the most probable guesses, the first first."""
+    order = np.argsort(-predictions.probabilities[:, 0], kind="stable")
+    correct = predictions.correct[order]
+    wrong, right = order[~correct], order[correct]
+    shown = np.concatenate([wrong[:_MISTAKES], right[:_HITS]])
+    images = [source.image(x) for x in shards.read_some(source.shards, predictions.ids[shown])]
+    maps = heat([encoded for encoded, _ in images], predictions.guesses[shown]) if heat else None
+    pictures = []
+    for n, (i, (encoded, name)) in enumerate(zip(shown.tolist(), images, strict=True)):
         guess, label = names[int(predictions.guesses[i])], names[int(predictions.labels[i])]
-        lines = [
-            f"{guess}, {percent(float(predictions.probabilities[i, 0]))}",
-            f"labelled {label}, {percent(float(predictions.of_label[i]))}",
-            name,
-        ]
+        lines = [f"{guess}, {percent(float(predictions.probabilities[i, 0]))}"]
+        if not predictions.correct[i]:
+            lines.append(f"labelled {label}, {percent(float(predictions.of_label[i]))}")
+        image = thumbnail(encoded, _SIDE)
+        if maps is not None:
+            image = beside(image, heated(image, maps[n], spec))
         file = io.BytesIO()
-        thumbnail(encoded, _SIDE).save(file, "JPEG", quality=85)
-        pictures.append(Picture(file.getvalue(), lines))
+        image.save(file, "JPEG", quality=85)
+        pictures.append(Picture(file.getvalue(), [*lines, name], wide=maps is not None))
+    mistakes, hits = pictures[: len(wrong[:_MISTAKES])], pictures[len(wrong[:_MISTAKES]) :]
+    about = ""
+    if heat:
+        about = "Beside it: what the model sees, in the frame, and the brighter and yellower, the "
+        about += "more it speaks for the guess (Grad-CAM at the last stage). "
     text = "The model made no mistake. "
-    if pictures:
-        text = f"The {len(pictures)} most probable of {len(wrong):,} wrong guesses. Below each "
-        text += "picture: the guess, then the label, with their probabilities. "
-    return Exhibit(
-        title="Worst mistakes",
-        text=text + "predictions.csv has every image.",
-        pictures=pictures,
-        files={"predictions.csv": _table(predictions, source, names)},
-    )
+    if mistakes:
+        text = f"The {len(mistakes)} most probable of {len(wrong):,} wrong guesses. Below each "
+        text += f"picture: the guess, then the label, with their probabilities. {about}"
+    best = "The model made no right guess."
+    if hits:
+        best = f"The {len(hits)} most probable of {len(right):,} right guesses. {about}"
+    return [
+        Exhibit(
+            title="Worst mistakes",
+            text=text + "predictions.csv has every image.",
+            pictures=mistakes,
+            files={"predictions.csv": _table(predictions, source, names)},
+        ),
+        Exhibit(title="Best hits", text=best, pictures=hits),
+    ]
 
 
 def _table(predictions: Predictions, source: Source, names: Sequence[str]) -> bytes:

@@ -135,6 +135,7 @@ def test_flags_of_other_models_are_refused(capsys, data, model, tmp_path):
     photo, workdir = data / "photos" / "21.jpg", "--workdir=any"
     for flag, text in (
         ("--top_k=3", "--top_k=3: "),
+        ("--heatmap=maps", "--heatmap=maps: "),
         ("--min_score=2", "from 0 to 1"),
         (f"--draw={photo.parent}", "would be overwritten"),
         ("--out=x.txt", ".csv, .json, .jsonl, .coco.json"),

@@ -315,12 +315,14 @@ def test_everything_may_be_in_a_bucket(gcs, workdir, pictures, capsysbinary):  #
     gcs.write(f"{bucket}/pictures/n0/notes.txt", b"no picture")
     gcs.write(f"{bucket}/pictures/n0/.hidden/x.jpg", b"")
     outputs = (f"--out={bucket}/r/x.jsonl", f"--embeddings={bucket}/r/x.npy")
+    outputs += (f"--heatmap={bucket}/maps",)
     paths = (f"{bucket}/pictures/n0", f"{bucket}/pictures/n[1-3]/*.jpg", f"{bucket}/nothing.jpg")
     code = predict.main([*paths[:2], f"--workdir={bucket}/run", *outputs])
     assert code == 0
     capsysbinary.readouterr()
     written = filter(None, gcs.names(f"{bucket}/r"))  # and the folder itself
     assert sorted(written) == ["x.jsonl", "x.npy"]
+    assert len([name for name in gcs.names(f"{bucket}/maps") if name.endswith(".jpg")]) == 23
     remote = [json.loads(line) for line in gcs.read(f"{bucket}/r/x.jsonl").splitlines()]
     assert predict.main([str(pictures), f"--workdir={workdir}", "--format=jsonl"]) == 0
     local = [json.loads(line) for line in capsysbinary.readouterr().out.splitlines()]
@@ -328,6 +330,37 @@ def test_everything_may_be_in_a_bucket(gcs, workdir, pictures, capsysbinary):  #
     assert f"{bucket}/nothing.jpg: " in refusal(capsysbinary, paths[2], f"--workdir={workdir}")
     other = refusal(capsysbinary, paths[0], f"--workdir={workdir}", "--out=gs://not-here/x.csv")
     assert "cannot write to --out=gs://not-here" in other
+
+
+def test_heat_maps_lie_on_the_photos(call, pictures, tmp_path):
+    folder, drawn = tmp_path / "mixed", tmp_path / "maps" / "new"
+    for name in "ab":
+        (folder / name).mkdir(parents=True)
+    image = Image.open(pictures / "n0" / "0.jpg").resize((90, 60))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # stored lying on its side
+    image.save(folder / "a" / "x.jpg", exif=exif)
+    image.convert("P").save(folder / "b" / "x.png")
+    image.convert("LA").save(folder / "b" / "grey.png")
+    image.convert("L").resize((1, 1)).save(folder / "b" / "pixel.jpg")
+    image.resize((900, 3)).save(os.fsencode(folder) + b"/b/bad\xff.jpg")
+    (folder / "b" / "broken.jpg").write_bytes(b"")
+    _, plain, _ = call(folder)
+    code, table, _ = call(folder, f"--heatmap={drawn}")
+    assert code == 1 and table == plain  # but for the broken one
+    images = {path.name: np.asarray(Image.open(path), int) for path in drawn.iterdir()}
+    assert {name: image.shape[:2] for name, image in images.items()} == {
+        "x.jpg": (8 * 90, 8 * 60),  # upright, enlarged by a whole number
+        "x_2.jpg": (8 * 60, 8 * 90),
+        "grey.jpg": (480, 720),
+        "pixel.jpg": (640, 640),
+        "bad\\udcff.jpg": (3, 900),
+    }
+    # The model sees 16 / 18 of the shorter side, in the middle of the longer one.
+    for image in (images["x.jpg"], images["x_2.jpg"].swapaxes(0, 1)):
+        frame = np.flatnonzero(image[:, 60:-60].mean((1, 2)) > 200)
+        np.testing.assert_allclose([frame[0], frame[-1]], [360 - 213, 360 + 213], atol=9)
+    assert call(folder, f"--heatmap={drawn}", "--logits", "--batch_size=64")[0] == 1
 
 
 def test_mistakes_end_in_one_line(capsys, tmp_path, pictures, workdir):  # noqa: F811
@@ -345,6 +378,8 @@ def test_mistakes_end_in_one_line(capsys, tmp_path, pictures, workdir):  # noqa:
         ([pictures, model, "--out=x.txt"], "--out=x.txt: "),
         ([pictures, model, "--embeddings=x.csv"], "x.csv: must end with .npy"),
         ([pictures, model, "--out=/proc/x/y.csv"], "cannot write to --out=/proc/x"),
+        ([pictures, model, "--heatmap=/proc/x"], "cannot write to --heatmap=/proc/x"),
+        ([pictures, model, f"--heatmap={pictures}/n0"], "--heatmap: "),
         ([tmp_path / "empty", model], "no such picture, or no picture in it"),
         (["s3://x/y.jpg", model], "SOURCE=s3://x/y.jpg: s3:// is not supported"),
         ([pictures, "--workdir=s3://x/run"], "--workdir=s3://x/run: s3:// is not supported"),

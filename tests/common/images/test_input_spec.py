@@ -10,7 +10,7 @@ from PIL import Image
 
 from common.errors import DataError
 from common.images import input_spec
-from common.images.input_spec import NAMED, prepare_image
+from common.images.input_spec import NAMED, prepare_image, seen_part
 from common.tensorflow import tensorflow
 from tests.test_input_pipeline import cropped, encode, noise, smooth
 
@@ -199,3 +199,22 @@ def test_what_is_no_spec_is_refused_in_one_line(key, value):
 def test_a_text_that_is_no_spec_is_refused_in_one_line(text):
     with pytest.raises(DataError, match="use one of 'tensorflow', |is a JSON object with"):
         input_spec.parse_spec(text)
+
+
+@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("shape", [(300, 400), (417, 233), (90, 120), (1000, 15)])
+def test_the_seen_part_is_where_the_pixels_are_from(name, shape):
+    """The colours of a picture say where they are; resizing keeps such ramps, but at edges."""
+    spec, (height, width) = NAMED[name], shape
+    y, x = np.indices(shape) + 0.5
+    ramps = np.stack([255 * y / height, 255 * x / width, 0 * x], axis=2)
+    pixels = prepare_image(encode(np.rint(ramps).astype(np.uint8), "PNG"), spec)[..., :2] / 255
+    top, left, bottom, right = seen_part(height, width, spec)
+    assert 0 <= top < bottom <= height and 0 <= left < right <= width
+    centres = (np.arange(spec.size) + 0.5) / spec.size
+    middle = slice(spec.size // 16, -spec.size // 16)  # without edges, where pixels are repeated
+    rows = (top + (bottom - top) * centres) / height
+    columns = (left + (right - left) * centres) / width
+    atol = 1.5 / 255 + 0.1 / width
+    np.testing.assert_allclose(pixels[:, 0, 0][middle], rows[middle], atol=atol)
+    np.testing.assert_allclose(pixels[0, :, 1][middle], columns[middle], atol=atol)
