@@ -7,6 +7,7 @@ predicts the largest part of its batch that fits. All hosts compile and choose t
 
 import bisect
 import dataclasses
+import functools
 import logging
 import math
 import re
@@ -147,24 +148,27 @@ class Fit:
         `fixed` is as in `smallest`, and so much is `beside` a program.
         """
         steps: dict[int, T] = {}
-        free = -sharding.largest_of_processes(-self.free())
 
-        def needs(number: int) -> float:
+        @functools.cache
+        def own(number: int) -> float:
             try:
                 steps[number] = compiled(number)
-                need = self.memory(steps[number]) + beside(number)
+                return self.memory(steps[number]) + beside(number)
             except jax.errors.JaxRuntimeError as error:
                 text, fits = refusal(error, key)
                 if fits is None:
                     raise
                 used = _USED.search(text)
-                need = float(used[1]) * _GIB if used else math.inf
-                need = need if need > free else math.inf
-            need = sharding.largest_of_processes(need)
-            if need > free:
-                steps.pop(number, None)  # the next one needs the host's memory
-            return need
+                return float(used[1]) * _GIB if used else math.inf
 
+        def needs(number: int) -> float:
+            need = own(number)
+            refused = number not in steps and need <= free
+            return sharding.largest_of_processes(math.inf if refused else need)
+
+        first, *_ = values
+        own(first)  # before the memory is read: a compiler on CPUs keeps some for itself
+        free = -sharding.largest_of_processes(-self.free())
         number, tried = smallest([*values], needs, fixed + beside(1), free)
         lines = []
         for n, need in sorted(tried.items()):
