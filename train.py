@@ -28,8 +28,9 @@ from engine.cluster.guard import Guard
 from engine.corruption import DeviceCheck
 from engine.evaluate import Evaluator, Scores
 from engine.feed import Feed
+from engine.fit import Fit
 from engine.intervals import Intervals
-from engine.plan import Plan, Settings, make_plan
+from engine.plan import Plan, Programs, Settings, make_plan
 from engine.report.starts import describe_start
 from engine.report.writers import Profiler, Reporter, synced_to_wandb
 from engine.run import Run
@@ -42,7 +43,7 @@ class Compiled(NamedTuple):
 
     train: Callable[..., Any]
     zeros: Callable[[], Any]
-    predict: Callable[..., Any] | None
+    predict: CompiledStep | None
     check: DeviceCheck | None = None
 
 
@@ -144,13 +145,13 @@ class Trainer:
         self._introduce()
         self.log.describe(plan, saver.abstract.params, run.mesh)
         start, begun = describe_start(newest, run.mesh), time.monotonic()
-        compiled = self._compile()
+        compiled, programs = self._compile()
         saver.add_start({**start, "compile_seconds": round(time.monotonic() - begun, 1)})
         initial, source = (None, "") if newest else first_state(run.programs, plan, weights)
         self.log.run_starts()
         if run.settings.mlperf.format:  # its clock runs by now
             run.open_data("train", "eval")
-        self._introduce_data()
+        self._introduce_data(programs.norm_examples)
         if initial is None:
             position = saver.restore(newest)
             folder = saver.checkpoints.directory
@@ -240,7 +241,7 @@ class Trainer:
         text = json.dumps(run.settings.config, indent=2, sort_keys=True)
         self.reporter.write("config.json", text + "\n")
 
-    def _introduce_data(self) -> None:
+    def _introduce_data(self, norm_examples: int) -> None:
         """Says how many examples the data hold, and what else is to be known about them."""
         run, say = self.run, self.reporter.say
         text = f"data: {self.plan.num_examples:,} {run.benchmark.unit} to train"
@@ -249,28 +250,35 @@ class Trainer:
         if self.evaluating:
             text += f"; {run.benchmark.num_examples('eval'):,} to evaluate"
         say(text)
-        norm_examples, evaluating = run.programs.norm_examples, self.evaluating
-        notes = functools.partial(run.benchmark.run_notes, norm_examples, evaluating)
+        notes = functools.partial(run.benchmark.run_notes, norm_examples, self.evaluating)
         for note in processes.first_process_first(notes):
             say(f"NOTE {note}")
 
-    def _compile(self) -> Compiled:
-        """Compiles what the loop calls."""
+    def _compile(self) -> tuple[Compiled, Programs]:
+        """Compiles what the loop calls; returns the programs with what `engine.fit` found."""
         watchdog.doing("compiling")
         self.reporter.say("compiling ...")
         self.reporter.prepare()
         programs, plan, saver = self.run.programs, self.plan, self.saver
-        state, totals = saver.abstract, saver.abstract_totals
+        state, totals, predict = saver.abstract, saver.abstract_totals, None
+        splits = ("train", "eval") if self.evaluating else ("train",)
+        fitting = Fit.of_run(programs, state, *splits)
         with compiler.watched():
-            train = CompiledStep(programs.lower_train(plan, state, totals))
+            programs, train = fitting.train(
+                lambda cut: CompiledStep(cut.lower_train(plan, state, totals))
+            )
+            saver.settle(programs)
             train = functools.partial(train, programs.seed())
             zeros = programs.zeros(totals)
             jax.jit(plan.learning_rate)(0)  # the reports', one program instead of ten
-            predict = CompiledStep(programs.lower_predict(state)) if self.evaluating else None
+            if self.evaluating:
+                _, predict = fitting.predict(
+                    lambda size: CompiledStep(programs.lower_predict(state, size))
+                )
             check = None
             if self.run.settings.check_devices_every:
                 check = DeviceCheck(programs, saver.checkpoints, state)
-        return Compiled(train, zeros, predict, check)
+        return Compiled(train, zeros, predict, check), programs
 
     def _stop(self, reason: BaseException) -> None:
         """Waits for the last checkpoint and raises the reason to stop."""

@@ -196,6 +196,8 @@ def _devices(case: Case) -> Iterator[Finding]:
     kind, chips = mesh.devices.flat[0].device_kind, sharding.num_chips(mesh)
     share = case.settings.train_batch_size // mesh.size
     text = f"{mesh.size} x {kind} ({chips} chips, {jax.process_count()} hosts), {share} per device"
+    if case.settings.gradient_accumulation_steps == "auto":
+        text += " in as many micro-batches as its memory needs"
     memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     yield Finding("ok", text + (f", {memory / 2**30:.1f} GiB each" if memory else ""))
 

@@ -23,11 +23,12 @@ from benchmarks.base import BATCH_AXES, Benchmark
 from common import entry
 from common.errors import ConfigError, UserError, one_line
 from common.progress import hms
+from engine import fit
 from engine.checks import check_plan, check_settings
 from engine.forecast import estimates, kernels, topology
 from engine.forecast.estimates import Job, Outcome, Stage
 from engine.forecast.flops import count_flops
-from engine.forecast.program import combine, compile_program
+from engine.forecast.program import Program, combine, compile_program
 from engine.forecast.topology import Topology
 from engine.forecast.worker import CompilerDied, ask, receive, refusal, say
 from engine.plan import Plan, Programs, Settings, make_plan, read_settings
@@ -132,20 +133,40 @@ def compiled(
             check_plan(programs, plan, programs.abstract_state(plan), True)
         else:  # of the length of the run nothing is sure
             check_settings(programs, True)
-        job = _job(programs, plan)
-        for step in steps:
+        job, state = _job(programs, plan), programs.abstract_state(plan)
+
+        def compile_all(lower_step: Callable[..., list[Any]], *arguments: Any) -> list[Program]:
             progress(f"tracing the {step} step")
-            if step == "train":
-                lowered, stages = lower(programs, plan), benchmark.stages()
-            else:
-                lowered, stages = programs.lower_predict(programs.abstract_state(plan)), ()
             say_when = functools.partial(_say_when, progress, step)
-            parts = [compile_program(program, one, say_when) for _, program in lowered]
+            lowered = lower_step(*arguments)
+            return [compile_program(program, one, say_when) for _, program in lowered]
+
+        fitting = fit.Fit(
+            programs,
+            state,
+            trains=True,
+            free=lambda: one.chip.memory * one.chips / one.devices,
+            memory=lambda parts: combine(parts).memory,
+            say=progress,
+        )
+        for step in steps:
+            if step == "train":
+                fitted, parts = fitting.train(lambda cut: compile_all(lower, cut, plan))
+                outcome = dataclasses.replace(outcome, micro_batches=fitted.micro_batches)
+                stages = benchmark.stages()
+            else:
+                size, parts = fitting.predict(
+                    lambda size: compile_all(programs.lower_predict, state, size)
+                )
+                stages, job = (), dataclasses.replace(job, eval_batch=size)
             done[step] = combine(parts, [stage.steps for stage in stages])
             if stages:
                 rows = zip(stages, parts, strict=True)
                 done["stages"] = tuple(Stage(stage.name, stage.steps, p) for stage, p in rows)
         return dataclasses.replace(outcome, job=job, **done)
+    except fit.DoesNotFit as error:
+        train = done.get("train")
+        return dataclasses.replace(outcome, train=train, error=str(error), fits=False)
     except jax.errors.JaxRuntimeError as error:
         text, fits = refusal(error, f"the {step} step")
         return dataclasses.replace(outcome, train=done.get("train"), error=text, fits=fits)

@@ -7,6 +7,7 @@ A dataclass lists keys as fields. The type of a field says what its value must b
     learning_rate_decay_epochs: Sequence[NotNegative]     a tuple of such numbers
     eval_lengths: Annotated[Sequence[int], "[1, 100] rising"]     1 to 100 of them, which rise
     steps_per_eval: int | str                     a duration, which `engine.cadence` reads
+    gradient_accumulation_steps: int | Literal["auto"]    a number or one of these texts
 
 A number without a range must still be finite, and a tuple has at most 1,000 entries.
 """
@@ -85,14 +86,14 @@ def check(name: str, value: Any, hint: Any) -> Any:
         return entries
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
-            raise _refusal(name, value, f"one of {', '.join(map(repr, get_args(hint)))}")
+            raise _refusal(name, value, f"one of {_one_of(hint)}")
         return value
     if get_origin(hint) in (Union, types.UnionType):
         alternatives = {_plain(each): each for each in get_args(hint)}
         for plain, each in alternatives.items():
             if _is_of(value, plain):
                 return check(name, value, each)
-        raise _refusal(name, value, " or ".join(_NAMES[plain] for plain in alternatives))
+        raise _refusal(name, value, " or ".join(_NAMES.get(p, _one_of(p)) for p in alternatives))
     if not _is_of(value, hint):
         raise _refusal(name, value, _NAMES[hint])
     if isinstance(value, str) and value != visible(value):
@@ -114,7 +115,13 @@ def _plain(hint: Any) -> Any:
     return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
-def _is_of(value: Any, hint: type) -> bool:
+def _one_of(hint: Any) -> str:
+    return ", ".join(map(repr, get_args(hint)))
+
+
+def _is_of(value: Any, hint: Any) -> bool:
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
     if isinstance(value, bool):  # to Python, True is 1
         return hint is bool
     return isinstance(value, int | float if hint is float else hint)

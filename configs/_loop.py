@@ -32,7 +32,8 @@ def get_config() -> ml_collections.ConfigDict:
     config = ml_collections.ConfigDict()
     config.seed = 0
     config.train_batch_size = 1024  # over all devices, as eval_batch_size
-    config.gradient_accumulation_steps = 1  # micro-batches that one step adds up
+    # Micro-batches that one step adds up; 'auto': the fewest with which it fits the memory.
+    config.gradient_accumulation_steps = ml_collections.FieldReference(1, field_type=object)
     config.train_steps = "90 epochs"
     # < 1: train on a part of the data, which its seed draws; smaller parts are in larger ones.
     config.train_fraction = 1.0

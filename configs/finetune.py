@@ -158,4 +158,6 @@ RECIPES = {
 
 def get_config(name: str = "classifier") -> ml_collections.ConfigDict:
     """The configuration of one recipe, a key of `RECIPES`."""
-    return choose_recipe(RECIPES, name, __file__)()
+    config = choose_recipe(RECIPES, name, __file__)()
+    config.gradient_accumulation_steps = "auto"  # the same batch on a smaller device
+    return config

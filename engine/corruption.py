@@ -49,8 +49,7 @@ class DeviceCheck:
         )
         self._seed = programs.seed()
         options = compiler.options(mesh, benchmark.larger_windows)
-        accumulation = programs.settings.gradient_accumulation_steps
-        shares = make_share_checksums(benchmark.loss, mesh, accumulation, options)
+        shares = make_share_checksums(benchmark.loss, mesh, programs.micro_batches, options)
         first = (self._seed, state.step, self._numbers, state.params, state.model_state)
         batches = programs.batch_specs("train")
         self._share_checksums = CompiledStep(step.lower(shares, first, batches))

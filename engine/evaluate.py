@@ -28,6 +28,7 @@ from engine.checks import check_best_by
 from engine.cluster import preemption, processes, watchdog
 from engine.cluster.watchdog import Background
 from engine.feed import Feed
+from engine.fit import Fit
 from engine.plan import Plan, Settings, evaluated_weights, make_plan
 from engine.report.writers import Reporter
 from engine.run import Run
@@ -81,14 +82,14 @@ class Evaluation:
         return scores
 
 
-def predict_all(run: Run, predict: Callable[..., Any], state: TrainState) -> Iterator[Any]:
+def predict_all(run: Run, predict: CompiledStep, state: TrainState) -> Iterator[Any]:
     """Predicts every evaluation example once; yields the rows of each batch, without padding.
 
     Processes other than 0 yield nothing.
     """
     shard = jax.process_index(), jax.process_count()
-    benchmark, size = run.benchmark, run.settings.eval_batch_size
-    feed = Feed(benchmark.eval_batches(size, *shard), run.mesh)
+    benchmark = run.benchmark
+    feed = Feed(benchmark.eval_batches(predict.batch_size, *shard), run.mesh)
     weights, counted = evaluated_weights(state), 0
 
     def real_rows(output: dict[str, jax.Array]) -> dict[str, np.ndarray]:
@@ -116,7 +117,7 @@ def predict_all(run: Run, predict: Callable[..., Any], state: TrainState) -> Ite
 
 
 def begin_evaluation(
-    run: Run, predict: Callable[..., Any], state: TrainState, step: int, complete: bool = False
+    run: Run, predict: CompiledStep, state: TrainState, step: int, complete: bool = False
 ) -> Evaluation:
     """Predicts every example and starts to score; a `complete` evaluation has all scores."""
     started = time.monotonic()
@@ -160,7 +161,7 @@ class Examination:
     step: int  # what it returned
     plan: Plan
     abstract: TrainState
-    predict: Callable[..., Any]
+    predict: CompiledStep
 
     def restore(self, after: int = -1, seconds: float = 0.0) -> tuple[int, TrainState] | None:
         """(step, model) of the checkpoint that was asked for.
@@ -205,9 +206,11 @@ def examining(settings: Settings, checkpoint: str, wait: float = 0.0) -> Iterato
         for note in compare_data(run.programs, then, source, data)[1]:
             _log.info("NOTE %s", note)
         plan = make_plan(settings, run.benchmark, then["num_train_examples"])
-        abstract = run.programs.abstract_state(plan)
+        programs, abstract = run.programs, run.programs.abstract_state(plan)
         with compiler.watched():
-            predict = CompiledStep(run.programs.lower_predict(abstract))
+            _, predict = Fit.of_run(programs, abstract, "eval").predict(
+                lambda size: CompiledStep(programs.lower_predict(abstract, size))
+            )
         processes.barrier("waiting for the other hosts to compile")
         yield Examination(run, checkpoints, choose, step, plan, abstract, predict)
 
@@ -238,7 +241,7 @@ class Evaluator:
         """Whether the score of the pending evaluation is known to this process."""
         return self.pending is not None and self.pending.is_ready
 
-    def start(self, predict: Callable[..., Any] | None, step: int, state: TrainState) -> float:
+    def start(self, predict: CompiledStep | None, step: int, state: TrainState) -> float:
         """Predicts and starts to score; returns the seconds that the devices could not train.
 
         `predict` is the compiled predict step.

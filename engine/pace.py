@@ -12,7 +12,9 @@ import jax
 
 from engine import sharding
 from engine.feed import Feed
+from engine.fit import Fit
 from engine.plan import Plan, Programs, evaluated_weights
+from engine.step import CompiledStep
 
 
 def seconds_per_step(programs: Programs, plan: Plan) -> float:
@@ -36,14 +38,21 @@ def seconds_per_evaluation(programs: Programs, plan: Plan) -> float:
     It is the time of the first batch times the number of batches. Opens the evaluation data.
     """
     benchmark, size = programs.benchmark, programs.settings.eval_batch_size
-    count = -(-benchmark.open("eval") // size)
-    shard = jax.process_index(), jax.process_count()
-    batch = next(iter(Feed(benchmark.eval_batches(size, *shard), programs.mesh, ahead=0)))
+    count, shard = benchmark.open("eval"), (jax.process_index(), jax.process_count())
+
+    def first(size: int) -> Any:
+        return next(iter(Feed(benchmark.eval_batches(size, *shard), programs.mesh, ahead=0)))
+
+    batch, abstract = first(size), programs.abstract_state(plan)
+    _, predict = Fit.of_run(programs, abstract, "train", "eval").predict(
+        lambda size: CompiledStep(alike(programs.lower_predict(abstract, size), batch))
+    )
+    if predict.batch_size < size:
+        batch = first(predict.batch_size)
     state = programs.initial_state(plan)
-    predict = fitting(programs.lower_predict(state), batch).compile()
     started = time.monotonic()
     jax.block_until_ready(predict(*evaluated_weights(state), batch))
-    return count * (time.monotonic() - started)
+    return -(-count // predict.batch_size) * (time.monotonic() - started)
 
 
 def make_step(programs: Programs, plan: Plan, batch: Mapping[str, Any]) -> Callable[[], None]:
@@ -53,8 +62,10 @@ def make_step(programs: Programs, plan: Plan, batch: Mapping[str, Any]) -> Calla
     """
     abstract = programs.abstract_state(plan)
     abstract_totals = programs.abstract_totals(abstract)
-    lowered = programs.lower_train(plan, abstract, abstract_totals)
-    compiled, seed = fitting(lowered, batch).compile(), programs.seed()
+    _, compiled = Fit.of_run(programs, abstract, "train").train(
+        lambda cut: CompiledStep(alike(cut.lower_train(plan, abstract, abstract_totals), batch))
+    )
+    seed = programs.seed()
     state, totals = programs.initial_state(plan), programs.zeros(abstract_totals)()
     arrays = jax.device_put(batch, sharding.batch_sharding(programs.mesh))
 
@@ -66,11 +77,14 @@ def make_step(programs: Programs, plan: Plan, batch: Mapping[str, Any]) -> Calla
     return step
 
 
-def fitting(lowered: Iterable[Any], batch: Mapping[str, Any]) -> Any:
-    """The program for the shapes of `batch`, out of [(batch, program), ...]."""
-    shapes = {name: x.shape for name, x in batch.items()}
-    return next(
-        program
+def alike(lowered: Iterable[Any], batch: Mapping[str, Any]) -> list[Any]:
+    """The program for batches of the kind of `batch`, of any size, out of [(batch, program), ...].
+
+    The others would take time to compile.
+    """
+    shapes = {name: x.shape[1:] for name, x in batch.items()}
+    return [
+        (specs, program)
         for specs, program in lowered
-        if all(x.shape == shapes[name] for name, x in specs.items())
-    )
+        if all(x.shape[1:] == shapes[name] for name, x in specs.items())
+    ]

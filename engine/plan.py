@@ -52,7 +52,7 @@ class RunKeys:
     seed: Seed
     train_batch_size: BatchSize
     eval_batch_size: BatchSize
-    gradient_accumulation_steps: Annotated[int, "[1, 1e6]"]
+    gradient_accumulation_steps: Annotated[int, "[1, 1e6]"] | Literal["auto"]
     gradient_precision: Literal["float32", "bfloat16"]
     train_steps: int | str
     moving_average_decay: Decay
@@ -112,6 +112,11 @@ def read_settings(config: Any, workdir: str = "", origin: Mapping[str, Any] = {}
     if values.gradient_clip_per_device and not values.gradient_clip_norm:
         raise ConfigError(
             "config.gradient_clip_per_device=True needs a norm: set config.gradient_clip_norm"
+        )
+    if values.gradient_accumulation_steps == "auto" and values.mlperf.format:
+        raise ConfigError(
+            "config.gradient_accumulation_steps='auto': MLPerf's log says the number before it is "
+            "found; give one, or set config.mlperf.format=''"
         )
     if values.train_fraction < 1 and values.mlperf.format:
         raise ConfigError(
@@ -222,7 +227,6 @@ def make_plan(settings: Settings, benchmark: Benchmark, num_examples: int) -> Pl
 
     step_settings = StepSettings(
         optimizer=optim.make(settings, rate, of_group("decayed"), of_group("rate")),
-        accumulation=settings.gradient_accumulation_steps,
         ema_decay=settings.moving_average_decay,
         device_clip=settings.gradient_clip_norm if settings.gradient_clip_per_device else 0.0,
         sum_dtype=jnp.bfloat16 if settings.gradient_precision == "bfloat16" else None,
@@ -249,6 +253,7 @@ class Programs:
     settings: Settings
     benchmark: Benchmark
     mesh: Mesh
+    micro_batches: int = 1  # of a step; until `engine.fit` finds how many fit, the fewest
 
     @classmethod
     def make(
@@ -262,22 +267,27 @@ class Programs:
 
         Programs that do not train need neither the span nor the training batch.
         """
-        benchmark = settings.load_benchmark(cache_dir)
+        benchmark, size = settings.load_benchmark(cache_dir), settings.train_batch_size
+        parts = 1
         if trains:
-            accumulation = settings.gradient_accumulation_steps
-            if "/" in (span := str(benchmark.bn_span)):
-                sharding.check_image_span(span, settings.train_batch_size, accumulation)
+            span, asked = str(benchmark.bn_span), settings.gradient_accumulation_steps
+            if asked != "auto":
+                parts = asked
+            elif "/" in span:  # it says how many images a forward pass has
+                parts = max(1, size // sharding.parse_image_span(span)[1])
+            if "/" in span:
+                sharding.check_image_span(span, size, parts)
             mesh = sharding.make(BATCH_AXES, benchmark.bn_span, devices)
-            sharding.check_batch(mesh, "train_batch_size", settings.train_batch_size, accumulation)
+            sharding.check_batch(mesh, "train_batch_size", size, parts)
         else:
             mesh = sharding.make(BATCH_AXES, 1, devices)
         sharding.check_batch(mesh, "eval_batch_size", settings.eval_batch_size)
-        return cls(settings, benchmark, mesh)
+        return cls(settings, benchmark, mesh, parts)
 
     @property
     def examples_per_pass(self) -> int:
         """The size of the global batch of one forward pass."""
-        return self.settings.train_batch_size // self.settings.gradient_accumulation_steps
+        return self.settings.train_batch_size // self.micro_batches
 
     @property
     def norm_examples(self) -> int:
@@ -295,9 +305,10 @@ class Programs:
             )
         self.benchmark.check_random_start(self.norm_examples)
 
-    def batch_specs(self, split: str) -> tuple[Any, ...]:
-        """Every shape of a global batch, with shardings."""
-        specs = self.benchmark.batch_spec(split, getattr(self.settings, f"{split}_batch_size"))
+    def batch_specs(self, split: str, size: int = 0) -> tuple[Any, ...]:
+        """Every shape of a global batch of `size` examples, with shardings; 0: as configured."""
+        size = size or getattr(self.settings, f"{split}_batch_size")
+        specs = self.benchmark.batch_spec(split, size)
         return tuple(sharding.abstract(spec, sharding.batch_sharding(self.mesh)) for spec in specs)
 
     def abstract_state(self, plan: Plan) -> TrainState:
@@ -328,14 +339,16 @@ class Programs:
     def lower_train(self, plan: Plan, state: TrainState, totals: Any) -> list[Any]:
         """The train step, lowered for each shape of its batches; `totals` are `abstract_totals`."""
         options = compiler.options(self.mesh, self.benchmark.larger_windows)
-        train = step.make_train_step(self.benchmark.loss, self.mesh, plan.step_settings, options)
+        train = step.make_train_step(
+            self.benchmark.loss, self.mesh, plan.step_settings, options, self.micro_batches
+        )
         seed = sharding.abstract(_SEED, sharding.replicated(self.mesh))
         arguments = seed, state, totals
         return step.lower(train, arguments, self.batch_specs("train"))
 
-    def lower_predict(self, state: TrainState) -> list[Any]:
-        """The predict step, lowered for each shape of the evaluation batches."""
-        weights, specs = evaluated_weights(state), self.batch_specs("eval")
+    def lower_predict(self, state: TrainState, size: int = 0) -> list[Any]:
+        """The predict step, lowered for each shape of the evaluation batches of `size` examples."""
+        weights, specs = evaluated_weights(state), self.batch_specs("eval", size)
         predict_step = step.make_predict_step(self.benchmark.predict, self.mesh)
         return step.lower(predict_step, weights, specs)
 

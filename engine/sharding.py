@@ -51,7 +51,7 @@ def group_size(span: int | str, count: int) -> int:
 
 def _image_group_size(span: str, count: int) -> int:
     """Converts a span such as "64/4096" to a number of devices, of `count` in the run."""
-    images, total = _parse_image_span(span)
+    images, total = parse_image_span(span)
     groups = total // images
     if count % groups == 0:
         return count // groups
@@ -73,7 +73,7 @@ def check_image_span(span: str, batch_size: int, parts: int) -> None:
 
     A global batch of `batch_size` has `parts` micro-batches, each of which is one forward pass.
     """
-    images, total = _parse_image_span(span)
+    images, total = parse_image_span(span)
     per_pass = batch_size // max(1, parts)
     if total != per_pass > 0 and per_pass * parts == batch_size:  # else `check_batch` refuses it
         micro = f" / {parts} micro-batches" if parts > 1 else ""
@@ -84,7 +84,7 @@ def check_image_span(span: str, batch_size: int, parts: int) -> None:
         )
 
 
-def _parse_image_span(span: str) -> tuple[int, int]:
+def parse_image_span(span: str) -> tuple[int, int]:
     """Parses "64/4096" into (64, 4096)."""
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", span)
     images, total = map(int, match.groups()) if match else (0, 0)
@@ -143,6 +143,13 @@ def broadcast(value: Any) -> Any:
     length = int(multihost_utils.broadcast_one_to_all(np.asarray(len(text))))
     text = multihost_utils.broadcast_one_to_all(np.resize(text, length))
     return json.loads(bytes(np.asarray(text)))
+
+
+def largest_of_processes(value: float) -> float:
+    """The largest `value` of all processes, in float32; all must call this."""
+    if jax.process_count() == 1:
+        return value
+    return float(np.max(multihost_utils.process_allgather(np.float32(value))))
 
 
 def any_process(answer: bool) -> bool:

@@ -39,7 +39,6 @@ class StepSettings:
     """The settings that shape the train step, with durations in steps."""
 
     optimizer: optax.GradientTransformation  # of the trainable parameters
-    accumulation: int  # micro-batches per step
     ema_decay: float  # decay of the average of the weights per update; 0 keeps no average
     device_clip: float  # largest norm of each device's own gradient; 0 clips nothing
     frozen: Callable[[Any], Any]  # params -> the same tree of bools: which ones never change
@@ -230,16 +229,16 @@ def make_train_step(
     mesh: Mesh,
     settings: StepSettings,
     compiler_options: dict[str, str] | None = None,
+    accumulation: int = 1,
 ) -> Any:
     """Returns the jitted train step (seed, state, totals, batch) -> (state, totals, loss f32[]).
 
     `totals` is {name: (sum f32[], weight f32[])} of all metrics since the totals were zeros, and
     "bad_step" i32[]: the first step, counted from 1, whose loss or gradient was not finite, or 0.
-    The state and the totals are donated.
+    The state and the totals are donated. `accumulation` is the number of micro-batches.
     """
-    gradients_of = make_gradients(
-        loss, mesh, settings.accumulation, settings.device_clip, settings.sum_dtype
-    )
+    clip, dtype = settings.device_clip, settings.sum_dtype
+    gradients_of = make_gradients(loss, mesh, accumulation, clip, dtype)
 
     def step(seed: jax.Array, state: TrainState, totals: Any, batch: Any) -> Any:
         key = jax.random.fold_in(jax.random.key(seed), state.step)
@@ -374,18 +373,19 @@ class CompiledStep:
 
     def __init__(self, lowered: list[Any]):
         """Compiles the programs that `lower` returns."""
-        self._by_shape = {_shape(batch): program.compile() for batch, program in lowered}
+        self.programs = {_shape(batch): program.compile() for batch, program in lowered}
+        self.batch_size: int = next(iter(self.programs))[0][1][0]
 
     def __call__(self, *arguments: Any) -> Any:
         """Runs the program for the batch's shape, which the benchmark's `batch_spec` declares."""
         shape = _shape(arguments[-1])
-        if shape not in self._by_shape:
-            declared = " or ".join(_describe(known) for known in self._by_shape)
+        if shape not in self.programs:
+            declared = " or ".join(_describe(known) for known in self.programs)
             raise DataError(
                 f"the input has a batch of {_describe(shape)}, but the benchmark's batch_spec "
                 f"declares {declared}"
             )
-        return self._by_shape[shape](*arguments)
+        return self.programs[shape](*arguments)
 
 
 def _shape(batch: Any) -> tuple[Any, ...]:

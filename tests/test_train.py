@@ -432,7 +432,7 @@ def test_a_changed_config_is_told(uninterrupted, tiny_records, tmp_path, caplog,
     def ready(*_):
         raise Ready
 
-    monkeypatch.setattr(train.Trainer, "_compile", lambda _: None)
+    monkeypatch.setattr(train.Trainer, "_compile", lambda trainer: (None, trainer.run.programs))
     monkeypatch.setattr(train.Trainer, "train", ready)
     workdir, _ = uninterrupted
     shutil.copytree(workdir, tmp_path / "copy")

@@ -32,6 +32,7 @@ class Manifest(TypedDict, total=False):
     recipe: dict[str, Any]  # which file the config is from, and what was changed
     num_train_examples: int
     norm_examples: int  # that shared BatchNorm's statistics
+    gradient_accumulation_steps: int  # the number, also where the config has "auto"
     target_metric: str  # the first of `target_metrics`, which chooses the best checkpoint
     target_metrics: list[str]
     # What the model's numbers mean, by `Benchmark.metadata`; other kinds of models have other keys:
@@ -72,10 +73,18 @@ def describe_run(
         "config": dict(settings.config),
         "recipe": dict(settings.origin),
         "num_train_examples": num_examples,
-        "norm_examples": programs.norm_examples,
+        **describe_batches(programs),
         "target_metric": metrics[0],
         "target_metrics": metrics,
         **metadata,
+    }
+
+
+def describe_batches(programs: Programs) -> dict[str, int]:
+    """The part of a `Manifest` that a fit to the memory decides."""
+    return {
+        "norm_examples": programs.norm_examples,
+        "gradient_accumulation_steps": programs.micro_batches,
     }
 
 
@@ -221,6 +230,8 @@ def changed_settings(
     """Notes about what was asked for otherwise when the checkpoint of a `manifest` was written."""
     now = {"config": programs.settings.config, "num_train_examples": num_examples}
     notes = changes({key: manifest[key] for key in now}, now)
+    if programs.settings.gradient_accumulation_steps == "auto":  # not found yet
+        return notes
     note = norm_change(programs, manifest.get("norm_examples"), model_state)
     return notes + [note] * bool(note)
 

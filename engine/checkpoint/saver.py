@@ -20,7 +20,13 @@ from common.errors import CheckpointError, UserError, count, some
 from common.trees import Parts, by_name
 from engine import sharding
 from engine.checkpoint.checkpointer import Checkpointer
-from engine.checkpoint.manifest import changed_settings, compare_data, describe_run
+from engine.checkpoint.manifest import (
+    changed_settings,
+    compare_data,
+    describe_batches,
+    describe_run,
+    norm_change,
+)
 from engine.checkpoint.model_source import Weights, initial_weights, peek
 from engine.cluster import processes, watchdog
 from engine.cluster.guard import Guard
@@ -73,6 +79,7 @@ class Saver:
             ),
         )
         self._manifest: dict[str, Any] = {}  # what stays the same in all manifests of this start
+        self._norm_examples: int | None = None  # of the checkpoint to resume
         self._starts: list[dict[str, Any]] = []  # of the run up to now, by `describe_start`
         self.saved = 0  # the newest step that is in a checkpoint or on its way there
 
@@ -109,6 +116,7 @@ class Saver:
             for note in notes:
                 _log.info("NOTE %s", note)
             self._describe(manifest.get("init_from", ""), manifest, accepted)
+            self._norm_examples = manifest.get("norm_examples")
             restore_metrics(self._reporter, self._plan, manifest)
             history, steps = self._reporter.history, self.checkpoints.steps()
             self._gone = history.scores().keys() - steps
@@ -116,6 +124,17 @@ class Saver:
                 self._reporter.say(f"NOTE {note}")
         self._starts = past_starts(manifest, self._reporter.history.rows)
         return newest
+
+    def settle(self, programs: Programs) -> None:
+        """Takes the programs that train, where "auto" was found; says what that changes."""
+        if programs is self._programs:
+            return
+        self._programs = programs
+        if self._manifest:  # the run resumes
+            self._manifest |= describe_batches(programs)
+            note = norm_change(programs, self._norm_examples, self.abstract.model_state)
+            if note:
+                _log.info("NOTE %s", note)
 
     def add_start(self, start: dict[str, Any]) -> None:
         """Adds this start of the run, by `describe_start`, to those before it."""

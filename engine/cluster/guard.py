@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import logging
+import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
@@ -145,13 +146,13 @@ def memory_used(cgroup: str = "/sys/fs/cgroup") -> float:
     return max(1 - free / total for free, total in _memory(cgroup))
 
 
-def memory_free(cgroup: str = "/sys/fs/cgroup") -> int:
-    """Bytes that this process can still get, of the machine and of the container."""
-    return min(free for free, _ in _memory(cgroup))
+def memory_free(cgroup: str = "/sys/fs/cgroup", limit: float = 1.0) -> int:
+    """Bytes that this process can still get until the share `limit` of the memory is used."""
+    return min(int(free - (1 - limit) * total) for free, total in _memory(cgroup))
 
 
 def _memory(cgroup: str) -> list[tuple[int, int]]:
-    """(free, total) bytes of the machine and, if it has a limit, of the container.
+    """(free, total) bytes of the machine and, with a limit, of the container and of `ulimit -v`.
 
     Files that the kernel keeps in memory only for speed are free.
     """
@@ -163,4 +164,7 @@ def _memory(cgroup: str) -> list[tuple[int, int]]:
         stat = dict(map(str.split, (folder / "memory.stat").read_text().splitlines()))
         cached = int(stat["inactive_file"]) + int(stat["active_file"])
         memory.append((limit - used + cached, limit))
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY:
+        memory.append((limit - psutil.Process().memory_info().vms, limit))
     return memory

@@ -65,6 +65,7 @@ class Outcome:
     predict: Program | None = None
     error: str = ""
     fits: bool | None = True  # False if the compiler refused it for lack of HBM; None if not known
+    micro_batches: int = 1  # of a step
     stages: tuple[Stage, ...] = ()  # of `train`, where the number of steps of each shape is known
 
 
@@ -84,6 +85,7 @@ def row(outcome: Outcome, price: float | None = None) -> dict[str, Any]:
         "devices": devices,
         "batch": outcome.batch,
         "batch_per_device": outcome.batch // devices,
+        "gradient_accumulation_steps": outcome.micro_batches,
         "memory_available": chip.memory * topology.chips / devices,
         "missing": ["price"] if math.isnan(chip.price) else [],
         "fits": outcome.fits,
@@ -255,6 +257,7 @@ def _memory_cells(r: dict[str, Any]) -> dict[str, str]:
         "chips": str(r["chips"]),
         "devices": str(r["devices"]),
         "batch": str(r["batch_per_device"]),
+        "micro-batches": str(r["gradient_accumulation_steps"]),
     }
     if r["error"]:
         return cells | {"fits": r["error"]}

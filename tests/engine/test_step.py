@@ -36,7 +36,7 @@ def put(mesh: Any, tree: Any, batch: bool = False) -> Any:
 
 def step_settings(**kwargs: Any) -> steps.StepSettings:
     sgd = make_optimizer(0.0, nesterov=True, weight_decay=1e-4)
-    defaults = {"optimizer": sgd, "accumulation": 1, "ema_decay": 0.0, "device_clip": 0.0}
+    defaults = {"optimizer": sgd, "ema_decay": 0.0, "device_clip": 0.0}
     defaults |= {"frozen": lambda params: jax.tree.map(lambda _: False, params)}
     return steps.StepSettings(**{**defaults, **kwargs})
 
@@ -66,13 +66,18 @@ def linear_loss(params, model_state, batch, rng):
 
 
 def run(
-    loss: Any, mesh: Any, settings: steps.StepSettings, batches: list[Any], seed: int = 3
+    loss: Any,
+    mesh: Any,
+    settings: steps.StepSettings,
+    batches: list[Any],
+    seed: int = 3,
+    accumulation: int = 1,
 ) -> Any:
     """Yields (state, totals, loss) after each step, in NumPy, because the next one donates them."""
     state = put(mesh, steps.init_state(vector_init, settings, seed))
     batches = [put(mesh, batch, batch=True) for batch in batches]
     totals = zeros(loss, mesh, state, batches[0])
-    step = steps.make_train_step(loss, mesh, settings)
+    step = steps.make_train_step(loss, mesh, settings, accumulation=accumulation)
     for batch in batches:
         state, totals, value = step(np.uint32(seed), state, totals, batch)
         yield jax.tree.map(np.array, (state, totals, value))
@@ -86,8 +91,7 @@ def test_rng_is_a_function_of_seed_step_and_shard(mesh, accumulation):
         return {"dropout": (jnp.sum(kept * batch["x"]), count)}, {}, model_state
 
     x = hashed((32, 3), 7).astype(np.float32)
-    settings = step_settings(accumulation=accumulation)
-    results = run(loss, mesh, settings, [{"x": x}] * 3, seed=11)
+    results = run(loss, mesh, step_settings(), [{"x": x}] * 3, 11, accumulation)
     seen = set()
     for step, (_, _, value) in enumerate(results):
         total = 0.0
@@ -476,6 +480,7 @@ def test_the_program_for_the_shape_of_the_last_argument_runs():
     compiled = steps.CompiledStep([(small, lowered("small")), (large, lowered("large"))])
     assert compiled({"x": np.zeros(9)}, large) == ("large", 2)
     assert compiled(small) == ("small", 1)
+    assert compiled.batch_size == 2
     with pytest.raises(DataError) as caught:
         compiled(small, {"x": np.zeros((5, 3))})
     assert str(caught.value) == (

@@ -31,7 +31,7 @@ _VALUES: Mapping[str, tuple[Any, ...]] = {
     "loss": ("softmax",),
     "resnet_version": ("1.5",),
     "max_pool": ("same", "torch"),
-    "gradient_accumulation_steps": (1,),
+    "gradient_accumulation_steps": (1, "auto"),  # 1 fits where the batch of both does
 }
 _OFF = (  # the keys whose parts they lack
     *("decoupled_decay", "new_classes", "gradient_clip_per_device", "moving_average_decay"),

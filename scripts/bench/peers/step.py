@@ -99,7 +99,7 @@ def make_step(programs: Programs, batch: HostBatch) -> Callable[[], None]:
         mean, std = (np.array(values, np.float32) for values in (spec.mean, spec.std))
         batch["image"] = (batch["image"] - mean) / std
     lowered = lower(programs)
-    compiled = pace.fitting(lowered, batch).compile()
+    compiled = pace.alike(lowered, batch)[0][1].compile()
     state = jax.jit(
         lambda: first(peer, jax.random.key(0)), out_shardings=sharding.replicated(mesh)
     )()

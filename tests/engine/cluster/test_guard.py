@@ -1,5 +1,6 @@
 """The limits of a run, its memory, and the hosts' vote."""
 
+import resource
 import types
 from typing import Any
 
@@ -30,8 +31,12 @@ def test_memory_of_the_machine_and_of_the_container(tmp_path, monkeypatch):
     stat = "anon 700\ninactive_file 60\nactive_file 40\n"
     group = files(tmp_path, memory__max="1000\n", memory__current="1000\n", memory__stat=stat)
     assert guard.memory_used(group) == 0.9 and guard.memory_free(group) == 100
+    assert guard.memory_free(none, limit=0.8) == 50 * 1024  # until four fifths are used
     files(tmp_path, memory__max="max\n")
     assert guard.memory_used(group) == 0.75
+    own = psutil.Process().memory_info().vms
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (own + (100 << 10), -1))  # ulimit -v
+    assert 0 <= guard.memory_free(none) <= 100 << 10
 
 
 def test_input_that_does_not_fit_is_refused_with_the_keys_that_cause_it(monkeypatch):
