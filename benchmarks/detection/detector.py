@@ -125,7 +125,8 @@ class Detector(RecordBenchmark[Source]):
         """The images of a split, a `records.Source`; evaluation needs all annotated ones."""
         annotations, max_boxes = self.annotations, self.settings.images.max_boxes
         ids = tuple(category for category, _ in annotations.categories)
-        source = records.open_records(where, ids, max_boxes, self.reads_masks)
+        more = self.reads_masks, self.keys.empty_images
+        source = records.open_records(where, ids, max_boxes, *more)
         if self.keys.class_numbers == "ids":
             numbers = tuple(number for number, _ in self.categories)
             source = dataclasses.replace(source, category_ids=numbers)

@@ -150,26 +150,31 @@ def clipped_boxes(parsed: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def open_records(
-    where: RecordFiles, category_ids: tuple[int, ...], max_boxes: int, masks: bool = False
+    where: RecordFiles,
+    category_ids: tuple[int, ...],
+    max_boxes: int,
+    masks: bool = False,
+    keep_empty: bool = False,
 ) -> Source:
     """Opens TFRecords of images with boxes, and logs what training leaves out of them.
 
-    Training leaves out the images without a box. DataError names the file and the record of the
-    first error.
+    Training leaves out the images whose objects have no box. DataError names the file and the
+    record of the first error.
 
     Args:
       category_ids: all categories of the annotations, sorted.
       max_boxes: how many boxes of an image a batch holds.
       masks: whether objects have masks to train on; a crowd then counts as no box.
+      keep_empty: whether training has the images without objects, too.
     """
     data_dir, patterns, split, cache, trust_manifest = where
     paths = files.find_shards(data_dir, patterns, split)
     opened = None
     if trust_manifest and not masks:  # the manifest does not say which images are upright
-        opened = _from_manifest(data_dir, paths, category_ids, split)
-    source, images = opened or _from_scan(paths, category_ids, cache, split, masks)
+        opened = _from_manifest(data_dir, paths, category_ids, split, keep_empty)
+    source, images = opened or _from_scan(paths, category_ids, cache, split, masks, keep_empty)
     if split == "train":
-        _report(images, max_boxes)
+        _report(images, source.shards.total, max_boxes)
         return source
     values, first, number = np.unique(source.image_ids, return_index=True, return_counts=True)
     if len(twice := np.flatnonzero(number > 1)):
@@ -182,9 +187,13 @@ def open_records(
 
 
 def _from_manifest(
-    data_dir: str, paths: tuple[str, ...], category_ids: tuple[int, ...], split: str
+    data_dir: str,
+    paths: tuple[str, ...],
+    category_ids: tuple[int, ...],
+    split: str,
+    keep_empty: bool,
 ) -> tuple[Source, np.ndarray] | None:
-    """The source from the data manifest; None without one, or if images lack a box.
+    """The source from the data manifest; None without one, or if it does not say which to leave out.
 
     int64[n] counts the train images with k boxes, as in `_from_scan`.
     """
@@ -198,16 +207,19 @@ def _from_manifest(
     if split == "eval":
         is_complete = len(ids) == sum(counts)
     else:
-        is_complete = bool(images) and not images[0] and sum(counts) == sum(images)
+        is_complete = bool(images) and sum(counts) == sum(images)
+        is_complete &= keep_empty or not images[0]
     source = Source(Shards(paths, counts), category_ids, ids)
     return (source, np.array(images)) if is_complete else None
 
 
-def _report(images: np.ndarray, max_boxes: int) -> None:
-    """Logs what training leaves out; `images[k]` train images have k boxes."""
+def _report(images: np.ndarray, used: int, max_boxes: int) -> None:
+    """Logs what training leaves out; `images[k]` train images have k boxes, `used` are examples."""
     total = images.sum()
-    if images[0]:
-        _log.info("%d of %d train images have no box and are left out", images[0], total)
+    if left_out := total - used:
+        _log.info("%d of %d train images have no box and are left out", left_out, total)
+    if empty := images[0] - left_out:
+        _log.info("%d of %d train images have no objects: config.empty_images", empty, used)
     if crowded := images[max_boxes + 1 :].sum():
         _log.warning(
             "%d of %d train images have more than config.max_boxes=%d boxes, up to %d: training "
@@ -220,26 +232,34 @@ def _report(images: np.ndarray, max_boxes: int) -> None:
 
 
 def _from_scan(
-    paths: tuple[str, ...], category_ids: tuple[int, ...], cache: str, split: str, masks: bool
+    paths: tuple[str, ...],
+    category_ids: tuple[int, ...],
+    cache: str,
+    split: str,
+    masks: bool,
+    keep_empty: bool,
 ) -> tuple[Source, np.ndarray]:
     """Opens files whose records it has checked; int64[n]: how many train images have k boxes."""
     settings: dict[str, Any] = {"category_ids": list(category_ids), "split": split}
     settings |= {"masks": split == "train"} if masks else {}
+    settings |= {"empty": True} if keep_empty else {}  # older results do not tell the two apart
     needed = masks and split == "train"
     rows = caches.scan_files(
         paths, lambda path: _scan_file(path, category_ids, split, needed), cache, settings
     )
     boxes = [np.array(row["boxes"], np.int64) for row in rows]  # boxes in each record, by file
     files.check_not_empty(paths, list(map(len, boxes)), split)
-    examples = [(split == "eval") | (of_file > 0) for of_file in boxes]
-    if not any(of_file.any() for of_file in examples):
+    examples = [
+        (split == "eval") | (of_file > 0) | keep_empty & (of_file == 0) for of_file in boxes
+    ]
+    if not any((split == "eval") | (of_file > 0).any() for of_file in boxes):
         single = " that is not a crowd" if masks else ""
         raise DataError(f"no train records: none of the images in {paths[0]} ... has a box{single}")
     ids = tuple(i for row in rows for i in row["ids"])
     upright = np.array([high for row in rows for high in row["upright"]], bool)
     upright = upright[np.concatenate(examples)].tolist() if masks else ()
     source = Source(Shards.marked(paths, examples), category_ids, ids, tuple(upright))
-    return source, np.bincount(np.concatenate(boxes))
+    return source, np.bincount(np.concatenate(boxes).clip(0))
 
 
 def _scan_file(
@@ -247,8 +267,8 @@ def _scan_file(
 ) -> dict[str, Any]:
     """Facts about the records of a file; DataError names the first error.
 
-    {"boxes": [their number in each record], "upright": [whether each image is higher than wide],
-    "ids": [the id of each image to evaluate]}. With `masks`, objects need masks, and crowds do not
+    {"boxes": [their number in each record, or -1 if it has objects and no box], "upright": [whether
+    each image is higher than wide], "ids": [the id of each image to evaluate]}. With `masks`, objects need masks, and crowds do not
     count as boxes.
     """
     tf = tensorflow()
@@ -275,7 +295,7 @@ def _scan_file(
             has_area = (y1 > y0) & (x1 > x0)
             if len(row.get(CROWD, ())):
                 has_area = has_area & (row[CROWD] == 0)
-            boxes.append(int(np.count_nonzero(has_area)))
+            boxes.append(int(np.count_nonzero(has_area)) or -min(1, len(row[LABEL])))
             upright.append(int(row["image/height"] > row["image/width"]))
 
     schema = "the schema of detection records (image/encoded, image/object/bbox/xmin, ...)"

@@ -29,6 +29,7 @@ class Data:
     num_eval_images: Count
     num_classes: Annotated[int, "[0, 1e6]"]
     class_numbers: Literal["order", "ids"] = "order"
+    empty_images: bool = False
     shuffle_buffer_size: Annotated[int, "[1, 1e9]"]
     input_streams: Annotated[int, "[1, 1e6]"]
 

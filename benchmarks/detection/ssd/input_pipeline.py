@@ -8,7 +8,7 @@ To draw a crop, rounds follow each other until one succeeds. A round chooses one
 equal chances: the complete image, which succeeds; any windows; or windows whose IoU with
 every box is above 0.1, 0.3, 0.5, 0.7 or 0.9. It then tries `max_samples` windows and takes the
 first that is valid: its sides are `side_min` to 1 of the image's, at a ratio between 1/2 and 2, and
-at least one box has its centre inside. Source: the SSD reference of MLPerf (`SSDCropping` in
+at least one box has its centre inside, if the image has boxes. Source: the SSD reference of MLPerf (`SSDCropping` in
 mlcommons/training), which tries one window per round; docs/ssd.md has Google's rule.
 
 All random numbers of a crop are drawn at once. Only the rounds before the first complete image
@@ -187,7 +187,7 @@ def crop_window(boxes: Any, size: Any, draws: CropDraws, side_min: float) -> Any
     low, high = begin / pixels, end / pixels
     valid = tf.logical_and(ratio > 0.5, ratio < 2)
     valid &= tf.reduce_all(_window_iou(boxes, low, high) > min_iou, axis=-1)
-    valid &= tf.reduce_any(_inside(boxes, low, high), axis=-1)
+    valid &= tf.reduce_any(_inside(boxes, low, high), axis=-1) | tf.equal(tf.size(boxes), 0)
     windows = tf.reshape(tf.concat([begin, end - begin], axis=-1), [-1, 4])
     full = tf.concat([[0.0, 0.0], pixels], axis=0)[tf.newaxis]
     is_last = tf.concat([tf.reshape(valid, [-1]), [True]], axis=0)

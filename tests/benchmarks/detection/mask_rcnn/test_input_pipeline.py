@@ -87,10 +87,10 @@ def record(number, **changed):
     return example(encoded, size, boxes, labels, str(1000 + number), **(masks | changed))
 
 
-def opened(folder, split="train", by_orientation=True, max_boxes=3):
+def opened(folder, split="train", by_orientation=True, max_boxes=3, keep_empty=False):
     cache = f"{folder}/cache/{split}{by_orientation}.json"
     where = RecordFiles(str(folder), "train-*", split, cache)
-    source = records.open_records(where, IDS, max_boxes, masks=True)
+    source = records.open_records(where, IDS, max_boxes, True, keep_empty)
     return (
         AspectRatioGroups.by_orientation(source) if by_orientation else AspectRatioGroups((source,))
     )
@@ -163,6 +163,19 @@ def test_batches_are_the_order_and_have_one_orientation(source, uninterrupted):
         assert place.endswith(
             f"{file:05d}-of-00004.tfrecord, record {number - first} (counted from 0)"
         )
+
+
+def test_an_image_without_objects_has_padding_alone(tmp_path):
+    empty = example(encode(30, 50, "JPEG"), (30, 50), (), (), "1", crowds=[], masks=[])
+    write(tmp_path / "train-0", [record(0), empty, empty])
+    groups = opened(tmp_path, by_orientation=False, keep_empty=True)
+    assert groups.shards.total == 3
+    settings = preprocessing(image_shape=(64, 64))
+    for batch in train(groups, grouped_order(groups, 3), 0, 2, settings=settings):
+        for i, boxes, classes, masks in zip(
+            *(batch[k] for k in ("id", "boxes", "classes", "masks"))
+        ):
+            assert bool(boxes.any()) == bool(classes.any()) == bool(masks.any()) == (i == 0)
 
 
 def test_batches_from_a_step_on(source, uninterrupted):

@@ -106,6 +106,24 @@ def train(source, order, start, steps, hosts=1, settings=SETTINGS):
     return global_batches(stream, hosts, steps, spec)
 
 
+def test_images_without_objects_are_cropped_too(folder, source):
+    where = RecordFiles(str(folder), "train-*", "train", f"{folder}/cache/empty.json")
+    everything = records.open_records(where, IDS, MAX_BOXES, keep_empty=True)
+    assert everything.shards.total == 61 and source.shards.total == 53
+    empty, whole = 0, 0
+    for batch in train(everything, order_of(everything), 0, 8):
+        has_objects = (batch["classes"] > 0).any(1)
+        assert has_objects.tolist() == [i % 7 != 5 for i in batch["id"]]
+        assert not batch["boxes"][~has_objects].any()
+        for row in np.flatnonzero(~has_objects):
+            i = int(batch["id"][row])
+            file = io.BytesIO(encode(*size_of(i), "JPEG", i))
+            difference = resized(np.asarray(Image.open(file).convert("RGB")), False)
+            whole += np.abs(difference - batch["image"][row]).mean() < 1
+            empty += 1
+    assert empty > 10 and whole < empty / 2
+
+
 # 53 examples in 8 streams, in blocks of 3, 2 rows a step: epochs end in steps 2 and 3.
 def order_of(source, seed=1):
     return Order.make(source.shards.counts, seed, 16, 8, 24)
