@@ -170,8 +170,8 @@ def open_records(
     data_dir, patterns, split, cache, trust_manifest = where
     paths = files.find_shards(data_dir, patterns, split)
     opened = None
-    if trust_manifest and not masks:  # the manifest does not say which images are upright
-        opened = _from_manifest(data_dir, paths, category_ids, split, keep_empty)
+    if trust_manifest:
+        opened = _from_manifest(data_dir, paths, category_ids, split, masks, keep_empty)
     source, images = opened or _from_scan(paths, category_ids, cache, split, masks, keep_empty)
     if split == "train":
         _report(images, source.shards.total, max_boxes)
@@ -191,26 +191,33 @@ def _from_manifest(
     paths: tuple[str, ...],
     category_ids: tuple[int, ...],
     split: str,
+    masks: bool,
     keep_empty: bool,
 ) -> tuple[Source, np.ndarray] | None:
-    """The source from the data manifest; None without one, or if it does not say which to leave out.
+    """The source from the data manifest; None without one, or if it says too little.
 
     int64[n] counts the train images with k boxes, as in `_from_scan`.
     """
     content = data_manifest.load(data_dir) if data_dir else None
     if not content or content.category_ids != category_ids:
         return None
-    counts, images = content.counts(data_dir, paths), content.boxes.get("train")
+    counts = content.counts(data_dir, paths)
+    images = content.single_boxes if masks else content.boxes.get("train")
     if not counts:
         return None
-    ids = content.image_ids if split == "eval" else ()
-    if split == "eval":
-        is_complete = len(ids) == sum(counts)
-    else:
+    ids, upright, others = content.image_ids, content.upright.get("val", ()), ()
+    is_complete = len(ids) == sum(counts)
+    if split == "train":
+        ids, upright, others = (), content.upright.get("train", ()), content.only_crowds * masks
         is_complete = bool(images) and sum(counts) == sum(images)
-        is_complete &= keep_empty or not images[0]
-    source = Source(Shards(paths, counts), category_ids, ids)
-    return (source, np.array(images)) if is_complete else None
+        is_complete = is_complete and (keep_empty or images[0] == len(others))
+    if not is_complete or (masks and len(upright) != sum(counts)):
+        return None
+    kept = ~np.isin(np.arange(sum(counts)), others)
+    shards = Shards(paths, counts)
+    shards = shards.only(kept) if others else shards
+    upright = tuple(np.array(upright)[kept].tolist()) if masks else ()
+    return Source(shards, category_ids, ids, upright), np.array(images)
 
 
 def _report(images: np.ndarray, used: int, max_boxes: int) -> None:
@@ -249,9 +256,8 @@ def _from_scan(
     )
     boxes = [np.array(row["boxes"], np.int64) for row in rows]  # boxes in each record, by file
     files.check_not_empty(paths, list(map(len, boxes)), split)
-    examples = [
-        (split == "eval") | (of_file > 0) | keep_empty & (of_file == 0) for of_file in boxes
-    ]
+    least = 0 if keep_empty else 1
+    examples = [(split == "eval") | (of_file >= least) for of_file in boxes]
     if not any((split == "eval") | (of_file > 0).any() for of_file in boxes):
         single = " that is not a crowd" if masks else ""
         raise DataError(f"no train records: none of the images in {paths[0]} ... has a box{single}")
@@ -268,8 +274,8 @@ def _scan_file(
     """Facts about the records of a file; DataError names the first error.
 
     {"boxes": [their number in each record, or -1 if it has objects and no box], "upright": [whether
-    each image is higher than wide], "ids": [the id of each image to evaluate]}. With `masks`, objects need masks, and crowds do not
-    count as boxes.
+    each image is higher than wide], "ids": [the id of each image to evaluate]}. With `masks`,
+    objects need masks, and crowds do not count as boxes.
     """
     tf = tensorflow()
     features = _image_features() | object_features(masks)

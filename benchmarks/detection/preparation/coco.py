@@ -189,14 +189,25 @@ def _manifest(
         for label, (number, name) in enumerate(categories, 1)
     }
     content = writing.manifest_content(head, rows, results)
+    unused = {path for row in results for path, _ in row["left_out"]}
     for name, split in splits.items():
+        data = split.annotations
+        order = [row for row in split.order if f"{name}/{data.file_names[row]}" not in unused]
+        number = np.diff(split.starts)[order]
         boxes = {
             "dropped": len(split.shares) - len(split.objects),
             "cut": split.cut,
             # Entry k is the number of records with k boxes; training needs no other scan of them.
-            "per_image": np.bincount(np.diff(split.starts)[split.order]).tolist(),
+            "per_image": np.bincount(number).tolist(),
         }
         facts = {"images": len(split.files), "with_boxes": split.with_boxes, "boxes": boxes}
+        if settings["masks"]:  # which train on single objects, and on images of one orientation
+            rows = data.rows[split.objects[~data.crowd[split.objects]]]
+            single = np.bincount(rows, minlength=len(split.files))[order]
+            boxes["single_per_image"] = np.bincount(single).tolist()
+            boxes["only_crowds"] = np.flatnonzero((single == 0) & (number > 0)).tolist()
+            height, width = data.sizes[order].T
+            facts["upright"] = np.packbits(height > width).tobytes().hex()
         content["splits"][name] = facts | content["splits"][name]
     ids = splits["val"].annotations.image_ids[splits["val"].order]
     content["splits"]["val"]["image_ids"] = ids.tolist()  # evaluation needs no scan either

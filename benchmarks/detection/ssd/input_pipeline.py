@@ -8,8 +8,9 @@ To draw a crop, rounds follow each other until one succeeds. A round chooses one
 equal chances: the complete image, which succeeds; any windows; or windows whose IoU with
 every box is above 0.1, 0.3, 0.5, 0.7 or 0.9. It then tries `max_samples` windows and takes the
 first that is valid: its sides are `side_min` to 1 of the image's, at a ratio between 1/2 and 2, and
-at least one box has its centre inside, if the image has boxes. Source: the SSD reference of MLPerf (`SSDCropping` in
-mlcommons/training), which tries one window per round; docs/ssd.md has Google's rule.
+at least one box has its centre inside, if the image has boxes. Source: the SSD reference of MLPerf
+(`SSDCropping` in mlcommons/training), which tries one window per round; docs/ssd.md has Google's
+rule.
 
 All random numbers of a crop are drawn at once. Only the rounds before the first complete image
 matter, 6 on average. After 64 rounds the complete image is taken, which happens to fewer than 1 of

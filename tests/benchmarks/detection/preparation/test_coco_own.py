@@ -2,11 +2,14 @@
 
 import io
 import json
+import logging
 
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from benchmarks.detection import records
+from benchmarks.records import RecordFiles
 from common.errors import UserError
 from scripts import prepare
 from tests.benchmarks.detection.preparation.test_coco import (
@@ -15,6 +18,7 @@ from tests.benchmarks.detection.preparation.test_coco import (
     TRAIN,
     VAL,
     annotations,
+    boxes_of,
     image_file,
     rows,
     train_id,
@@ -89,6 +93,40 @@ def test_own_images_need_no_official_names(tmp_path, capsys):
     assert (
         f"{tmp_path}/train holds 1 image that the annotations do not list, for one more" in printed
     )
+
+
+def changed_masks(train, _):
+    """Of an image only a crowd is left, and another one cannot be read."""
+    (lone,) = (r for r in train["annotations"] if r["image_id"] == train_id(12))
+    lone["iscrowd"] = 1
+    train["images"][0]["width"] = 41
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_manifest_spares_the_scan_of_masks(tmp_path, monkeypatch, caplog, empty):
+    """It says what the records say: which are examples, upright, and how many boxes they have."""
+    caplog.set_level(logging.INFO, "tpu_suite")
+
+    def change(train, _):
+        changed_masks(train, _)
+        if not empty:
+            train["images"] = [train["images"][i] for i in range(16) if boxes_of(i)]
+
+    out = own(tmp_path, change, masks="")
+    found = []
+    for trusted in (False, True):
+        for split, names in (("train", "train-*"), ("eval", "val-*")):
+            files = RecordFiles(str(out), names, split, f"{tmp_path}/{split}.json", trusted)
+            source = records.open_records(files, (3, 7, 12), 1, True, empty)
+            places = [source.shards.where(i) for i in range(source.shards.total)]
+            found.append((source, source.image_ids, source.upright, places))
+        monkeypatch.setattr(records, "_scan_file", None)
+    assert [row[1:] for row in found[:2]] == [row[1:] for row in found[2:]]
+    train, val = found[0][0], found[1][0]
+    assert train.shards.total == len(train.upright) == 10 + 4 * empty
+    assert (sum(train.upright), len(val.upright)) == (1, 6)  # EXIF turns one
+    half = len(caplog.messages) // 2
+    assert caplog.messages[:half] == caplog.messages[half:] and half == 2 + empty
 
 
 def test_a_bad_training_image_is_left_out_and_a_bad_validation_image_is_not(tmp_path, capsys):

@@ -133,9 +133,8 @@ def test_images_without_objects_change_no_other_image():
     classes[:3], classes[3:, 0] = 0, 2
     boxes[3:] = np.where(classes[3:, :, None] > 0, random_boxes(np.random.default_rng(1), 3, 3), 0)
     together = np.asarray(LOSS(deltas, logits, boxes, classes, ANCHORS))
-    parts = [
-        LOSS(*(x[i : i + 3] for x in (deltas, logits, boxes, classes)), ANCHORS) for i in (0, 3)
-    ]
+    inputs = deltas, logits, boxes, classes
+    parts = [LOSS(*(x[rows] for x in inputs), ANCHORS) for rows in (slice(3), slice(3, None))]
     np.testing.assert_allclose(together, np.concatenate(parts, 1), rtol=1e-6)
     assert (together[1] > 0).all() and (together[0] > 0).tolist() == [False] * 3 + [True] * 3
 
