@@ -18,6 +18,7 @@ from common.data import caches, data_manifest, files
 from common.data.decoding import IMAGE_MAGIC
 from common.data.shards import Shards, record_name
 from common.errors import DataError
+from common.images import pixels
 from common.tensorflow import tensorflow
 
 LABEL = "image/object/class/label"
@@ -87,6 +88,15 @@ def read_image(serialized: Any) -> Image:
     parsed = tf.io.parse_single_example(serialized, _image_features())
     size = tf.stack([parsed["image/height"], parsed["image/width"]])
     return Image(parsed["image/encoded"], tf.cast(size, tf.int32))
+
+
+def read_window(image: Image, window: Any, only_jpeg: bool) -> Any:
+    """uint8[h, w, 3]: the window int32[4] (y, x, height, width) of an image."""
+
+    def checked(height: Any, width: Any) -> Any:
+        return image.checked(window, tensorflow().stack([height, width]))
+
+    return pixels.decode(image.encoded, checked, only_jpeg=only_jpeg)
 
 
 def read_image_id(serialized: Any) -> Any:
