@@ -17,12 +17,16 @@ def get_config() -> ml_collections.ConfigDict:
     # COCO's own file of the evaluation's annotations; the score is computed with it.
     config.eval_annotations = "instances_val*.json,raw-data/annotations/instances_val*.json"
     # 0 = as many as the data hold; any other number must agree with the data.
-    config.num_train_images = 0  # with boxes; others are left out
+    config.num_train_images = 0  # those that training takes
+    config.empty_images = False  # True: training takes images without objects, too
     config.num_eval_images = 0
     config.num_classes = 0  # without the background; 0 = as many as the data have, else COCO's 80
     config.class_numbers = "order"  # class k is the k-th category; 'ids': the category with id k
     config.max_boxes = 100  # of an image in training; of more, the largest are taken
     config.random_flip = True
+    # '' = as MLPerf has it; 'light', 'medium' and 'strong' also change the size of images (SSD: put
+    # them on a larger canvas) and their colours, for few images.
+    config.augmentation = ""
 
     # Model.
     config.num_filters = 64

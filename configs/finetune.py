@@ -71,6 +71,7 @@ def _detector(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     config = _tuned(config, steps=500, evals=5)
     config.init_env = ""  # the user names a model
     config.new_classes = True  # False: MODEL has the same classes, so its heads go on
+    config.empty_images = True  # they show what is no object
     config.learning_rate_per = 0  # the rate is for any batch
     config.learning_rate_schedule = "cosine"
     config.warmup_steps = "50"

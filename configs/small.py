@@ -48,6 +48,7 @@ def _detector(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     config.data_dir = ""
     config.init_env = ""  # a backbone is the user's, which decides its sizes
     config.num_classes = 0  # as many as the data have
+    config.empty_images = True  # they show what is no object
     config.max_boxes = 100  # photos of cells and crowds have many
     config.random_flip = True  # photos may be mirrored, digits may not
     config.target = 0.0

@@ -13,7 +13,7 @@ from benchmarks.detection import coco, records, weights
 from benchmarks.detection.scoring import NAMES, Scorer, headline
 from benchmarks.detection.settings import Data, Settings
 from benchmarks.records import RecordBenchmark, RecordFiles, Source, labels_and_groups
-from common.data import files
+from common.data import data_manifest, files
 from common.data.decoding import Reader
 from common.errors import ConfigError, DataError
 from common.images import pixels
@@ -125,7 +125,8 @@ class Detector(RecordBenchmark[Source]):
         """The images of a split, a `records.Source`; evaluation needs all annotated ones."""
         annotations, max_boxes = self.annotations, self.settings.images.max_boxes
         ids = tuple(category for category, _ in annotations.categories)
-        source = records.open_records(where, ids, max_boxes, self.reads_masks)
+        more = self.reads_masks, self.keys.empty_images
+        source = records.open_records(where, ids, max_boxes, *more)
         if self.keys.class_numbers == "ids":
             numbers = tuple(number for number, _ in self.categories)
             source = dataclasses.replace(source, category_ids=numbers)
@@ -141,6 +142,10 @@ class Detector(RecordBenchmark[Source]):
 
     def strata(self, source: Any) -> tuple[np.ndarray | None, np.ndarray | None]:
         """The groups of images that belong together; an image has objects of several classes."""
+        folder, paths = self.keys.data_dir, source.shards.paths
+        content = data_manifest.load(folder)
+        if content and not content.groups and content.counts(folder, paths):
+            return None, None
         return labels_and_groups(source.shards, f"{self.cache_dir}/groups.json")
 
     def decode_all(self, source: Any) -> None:

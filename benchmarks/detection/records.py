@@ -18,6 +18,7 @@ from common.data import caches, data_manifest, files
 from common.data.decoding import IMAGE_MAGIC
 from common.data.shards import Shards, record_name
 from common.errors import DataError
+from common.images import pixels
 from common.tensorflow import tensorflow
 
 LABEL = "image/object/class/label"
@@ -89,6 +90,15 @@ def read_image(serialized: Any) -> Image:
     return Image(parsed["image/encoded"], tf.cast(size, tf.int32))
 
 
+def read_window(image: Image, window: Any, only_jpeg: bool) -> Any:
+    """uint8[h, w, 3]: the window int32[4] (y, x, height, width) of an image."""
+
+    def checked(height: Any, width: Any) -> Any:
+        return image.checked(window, tensorflow().stack([height, width]))
+
+    return pixels.decode(image.encoded, checked, only_jpeg=only_jpeg)
+
+
 def read_image_id(serialized: Any) -> Any:
     """The id int32 of an image in the annotations, from a serialized tf.train.Example."""
     tf = tensorflow()
@@ -150,26 +160,31 @@ def clipped_boxes(parsed: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def open_records(
-    where: RecordFiles, category_ids: tuple[int, ...], max_boxes: int, masks: bool = False
+    where: RecordFiles,
+    category_ids: tuple[int, ...],
+    max_boxes: int,
+    masks: bool = False,
+    keep_empty: bool = False,
 ) -> Source:
     """Opens TFRecords of images with boxes, and logs what training leaves out of them.
 
-    Training leaves out the images without a box. DataError names the file and the record of the
-    first error.
+    Training leaves out the images whose objects have no box. DataError names the file and the
+    record of the first error.
 
     Args:
       category_ids: all categories of the annotations, sorted.
       max_boxes: how many boxes of an image a batch holds.
       masks: whether objects have masks to train on; a crowd then counts as no box.
+      keep_empty: whether training has the images without objects, too.
     """
     data_dir, patterns, split, cache, trust_manifest = where
     paths = files.find_shards(data_dir, patterns, split)
     opened = None
-    if trust_manifest and not masks:  # the manifest does not say which images are upright
-        opened = _from_manifest(data_dir, paths, category_ids, split)
-    source, images = opened or _from_scan(paths, category_ids, cache, split, masks)
+    if trust_manifest:
+        opened = _from_manifest(data_dir, paths, category_ids, split, masks, keep_empty)
+    source, images = opened or _from_scan(paths, category_ids, cache, split, masks, keep_empty)
     if split == "train":
-        _report(images, max_boxes)
+        _report(images, source.shards.total, max_boxes)
         return source
     values, first, number = np.unique(source.image_ids, return_index=True, return_counts=True)
     if len(twice := np.flatnonzero(number > 1)):
@@ -182,32 +197,46 @@ def open_records(
 
 
 def _from_manifest(
-    data_dir: str, paths: tuple[str, ...], category_ids: tuple[int, ...], split: str
+    data_dir: str,
+    paths: tuple[str, ...],
+    category_ids: tuple[int, ...],
+    split: str,
+    masks: bool,
+    keep_empty: bool,
 ) -> tuple[Source, np.ndarray] | None:
-    """The source from the data manifest; None without one, or if images lack a box.
+    """The source from the data manifest; None without one, or if it says too little.
 
     int64[n] counts the train images with k boxes, as in `_from_scan`.
     """
     content = data_manifest.load(data_dir) if data_dir else None
     if not content or content.category_ids != category_ids:
         return None
-    counts, images = content.counts(data_dir, paths), content.boxes.get("train")
+    counts = content.counts(data_dir, paths)
+    images = content.single_boxes if masks else content.boxes.get("train")
     if not counts:
         return None
-    ids = content.image_ids if split == "eval" else ()
-    if split == "eval":
-        is_complete = len(ids) == sum(counts)
-    else:
-        is_complete = bool(images) and not images[0] and sum(counts) == sum(images)
-    source = Source(Shards(paths, counts), category_ids, ids)
-    return (source, np.array(images)) if is_complete else None
+    ids, upright, others = content.image_ids, content.upright.get("val", ()), ()
+    is_complete = len(ids) == sum(counts)
+    if split == "train":
+        ids, upright, others = (), content.upright.get("train", ()), content.only_crowds * masks
+        is_complete = bool(images) and sum(counts) == sum(images)
+        is_complete = is_complete and (keep_empty or images[0] == len(others))
+    if not is_complete or (masks and len(upright) != sum(counts)):
+        return None
+    kept = ~np.isin(np.arange(sum(counts)), others)
+    shards = Shards(paths, counts)
+    shards = shards.only(kept) if others else shards
+    upright = tuple(np.array(upright)[kept].tolist()) if masks else ()
+    return Source(shards, category_ids, ids, upright), np.array(images)
 
 
-def _report(images: np.ndarray, max_boxes: int) -> None:
-    """Logs what training leaves out; `images[k]` train images have k boxes."""
+def _report(images: np.ndarray, used: int, max_boxes: int) -> None:
+    """Logs what training leaves out; `images[k]` train images have k boxes, `used` are examples."""
     total = images.sum()
-    if images[0]:
-        _log.info("%d of %d train images have no box and are left out", images[0], total)
+    if left_out := total - used:
+        _log.info("%d of %d train images have no box and are left out", left_out, total)
+    if empty := images[0] - left_out:
+        _log.info("%d of %d train images have no objects: config.empty_images", empty, used)
     if crowded := images[max_boxes + 1 :].sum():
         _log.warning(
             "%d of %d train images have more than config.max_boxes=%d boxes, up to %d: training "
@@ -220,26 +249,33 @@ def _report(images: np.ndarray, max_boxes: int) -> None:
 
 
 def _from_scan(
-    paths: tuple[str, ...], category_ids: tuple[int, ...], cache: str, split: str, masks: bool
+    paths: tuple[str, ...],
+    category_ids: tuple[int, ...],
+    cache: str,
+    split: str,
+    masks: bool,
+    keep_empty: bool,
 ) -> tuple[Source, np.ndarray]:
     """Opens files whose records it has checked; int64[n]: how many train images have k boxes."""
     settings: dict[str, Any] = {"category_ids": list(category_ids), "split": split}
     settings |= {"masks": split == "train"} if masks else {}
+    settings |= {"empty": True} if keep_empty else {}  # older results do not tell the two apart
     needed = masks and split == "train"
     rows = caches.scan_files(
         paths, lambda path: _scan_file(path, category_ids, split, needed), cache, settings
     )
     boxes = [np.array(row["boxes"], np.int64) for row in rows]  # boxes in each record, by file
     files.check_not_empty(paths, list(map(len, boxes)), split)
-    examples = [(split == "eval") | (of_file > 0) for of_file in boxes]
-    if not any(of_file.any() for of_file in examples):
+    least = 0 if keep_empty else 1
+    examples = [(split == "eval") | (of_file >= least) for of_file in boxes]
+    if not any((split == "eval") | (of_file > 0).any() for of_file in boxes):
         single = " that is not a crowd" if masks else ""
         raise DataError(f"no train records: none of the images in {paths[0]} ... has a box{single}")
     ids = tuple(i for row in rows for i in row["ids"])
     upright = np.array([high for row in rows for high in row["upright"]], bool)
     upright = upright[np.concatenate(examples)].tolist() if masks else ()
     source = Source(Shards.marked(paths, examples), category_ids, ids, tuple(upright))
-    return source, np.bincount(np.concatenate(boxes))
+    return source, np.bincount(np.concatenate(boxes).clip(0))
 
 
 def _scan_file(
@@ -247,9 +283,9 @@ def _scan_file(
 ) -> dict[str, Any]:
     """Facts about the records of a file; DataError names the first error.
 
-    {"boxes": [their number in each record], "upright": [whether each image is higher than wide],
-    "ids": [the id of each image to evaluate]}. With `masks`, objects need masks, and crowds do not
-    count as boxes.
+    {"boxes": [their number in each record, or -1 if it has objects and no box], "upright": [whether
+    each image is higher than wide], "ids": [the id of each image to evaluate]}. With `masks`,
+    objects need masks, and crowds do not count as boxes.
     """
     tf = tensorflow()
     features = _image_features() | object_features(masks)
@@ -275,7 +311,7 @@ def _scan_file(
             has_area = (y1 > y0) & (x1 > x0)
             if len(row.get(CROWD, ())):
                 has_area = has_area & (row[CROWD] == 0)
-            boxes.append(int(np.count_nonzero(has_area)))
+            boxes.append(int(np.count_nonzero(has_area)) or -min(1, len(row[LABEL])))
             upright.append(int(row["image/height"] > row["image/width"]))
 
     schema = "the schema of detection records (image/encoded, image/object/bbox/xmin, ...)"

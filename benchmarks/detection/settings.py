@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import jax.numpy as jnp
 
+from benchmarks.detection.augmentation import PRESETS, Preset
 from common.keys import Count, Positive, Seed, Share
 
 Channels = Annotated[int, "[1, 65536]"]
@@ -29,6 +30,7 @@ class Data:
     num_eval_images: Count
     num_classes: Annotated[int, "[0, 1e6]"]
     class_numbers: Literal["order", "ids"] = "order"
+    empty_images: bool = False
     shuffle_buffer_size: Annotated[int, "[1, 1e9]"]
     input_streams: Annotated[int, "[1, 1e6]"]
 
@@ -39,6 +41,12 @@ class Preprocessing:
 
     max_boxes: Annotated[int, "[1, 1e4]"]  # the most boxes of an image; the largest are kept
     random_flip: bool  # whether training images are mirrored at random
+    augmentation: Literal["", "light", "medium", "strong"] = ""
+
+    @property
+    def preset(self) -> Preset | None:
+        """The augmentation besides that of MLPerf's recipe."""
+        return PRESETS.get(self.augmentation)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

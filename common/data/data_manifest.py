@@ -127,10 +127,14 @@ def listed_rows(shards: Mapping[str, Row], data_dir: str, paths: Sequence[str]) 
 class DataManifest:
     """`class_names[i]` is the name of label i + 1; `shards` is {name: examples}.
 
+    `by_class` has the examples of each class, by the set of the names of a split's files, unless
+    an example may have several classes.
+
     Images with boxes also have `category_ids[i]`, the annotations' id of label i + 1, and
     `boxes[split][k]`, the number of images with k boxes, and `image_ids` of the validation images
-    in the order of the records, or (). `by_class` has the examples of each class by the names of
-    the files of a split, unless examples have several classes.
+    in the order of the records, or (). Those with masks also have `upright[split]`, whether each
+    is higher than wide, and of the training images `single_boxes[k]`, the number of those with k
+    boxes that are no crowds, and `only_crowds`, the numbers of the records with crowds alone.
     """
 
     class_names: tuple[str, ...]
@@ -139,6 +143,10 @@ class DataManifest:
     boxes: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     image_ids: tuple[int, ...] = ()
     by_class: Mapping[frozenset[str], tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    upright: Mapping[str, tuple[bool, ...]] = dataclasses.field(default_factory=dict)
+    single_boxes: tuple[int, ...] = ()
+    only_crowds: tuple[int, ...] = ()
+    groups: bool = True  # False: no record has the name of a group
 
     def counts(self, data_dir: str, paths: Sequence[str]) -> tuple[int, ...] | None:
         """Examples in each file; None if a file is not listed."""
@@ -175,12 +183,25 @@ def parse(data: bytes, path: str) -> DataManifest:
             == sum(int(row["examples"]) for row in split["shards"])
         }
         return DataManifest(
-            tuple(row["name"] for row in classes),
-            {row["name"]: int(row["examples"]) for row in shards},
-            tuple(int(row["id"]) for row in classes if "id" in row),
-            {name: tuple(map(int, rows.get("per_image", ()))) for name, rows in boxes.items()},
-            tuple(map(int, splits.get("val", {}).get("image_ids", ()))),
-            by_class,
+            class_names=tuple(row["name"] for row in classes),
+            shards={row["name"]: int(row["examples"]) for row in shards},
+            by_class=by_class,
+            category_ids=tuple(int(row["id"]) for row in classes if "id" in row),
+            boxes={key: tuple(map(int, rows.get("per_image", ()))) for key, rows in boxes.items()},
+            image_ids=tuple(map(int, splits.get("val", {}).get("image_ids", ()))),
+            upright={key: _bits(split) for key, split in splits.items() if "upright" in split},
+            single_boxes=tuple(map(int, boxes.get("train", {}).get("single_per_image", ()))),
+            only_crowds=tuple(map(int, boxes.get("train", {}).get("only_crowds", ()))),
+            groups=bool(content.get("settings", {"group": True}).get("group")),
         )
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise form_error(path, error) from error
+
+
+def _bits(split: Mapping[str, Any]) -> tuple[bool, ...]:
+    """A bit for each record of a split, from the hexadecimal digits "upright"."""
+    bits = "".join(f"{int(digit, 16):04b}" for digit in split["upright"])
+    count = sum(int(row["examples"]) for row in split["shards"])
+    if not 0 <= len(bits) - count < 8:
+        raise ValueError(f"{len(bits)} bits 'upright' for {count} records")
+    return tuple(bit == "1" for bit in bits[:count])

@@ -170,7 +170,8 @@ class MaskRcnn(Detector[AspectRatioGroups]):
         del rng
         heads, rule = self.settings.heads, self.settings.regions.rule
         objects = Objects(batch["boxes"], batch["classes"])
-        key, images = batch["draw"], input_pipeline.normalized(batch, self._dtype)
+        key, preset = batch["draw"], self.settings.images.preset
+        images = input_pipeline.normalized(batch, self._dtype, preset.colours if preset else 0.0)
 
         def forward(network: models.MaskRCNN) -> dict[str, tuple[jax.Array, jax.Array]]:
             maps = network.maps(images, train=not self.keeps_statistics)

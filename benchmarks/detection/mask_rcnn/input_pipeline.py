@@ -16,16 +16,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.detection import records
+from benchmarks.detection import augmentation, records
 from benchmarks.detection.mask_rcnn.aspect_ratio_groups import AspectRatioGroups, GroupedOrder
 from benchmarks.detection.mask_rcnn.settings import Preprocessing
 from benchmarks.detection.records import Image, RecordObjects, Source
+from common import hashing
 from common.data.decoding import Batch, Reader
 from common.data.shards import Shards
 from common.images import pixels
 from common.layers import space_to_depth
 from common.tensorflow import tensorflow
 from input_pipeline import normalize
+
+_COLOURS = 2  # the number of the draw of colours; samples have other ones
+_LEFT = 0.25  # of a box's area in the window, at least
 
 
 def train_batches(
@@ -66,6 +70,45 @@ def train_batches(
     return mixed()
 
 
+def draw_window(seeds: Any, size: Any, least: float, most: float) -> tuple[Any, Any]:
+    """The part of an image that a batch shows, and the factor of its usual size.
+
+    An image grows or shrinks by a random factor from `least` to `most`, whose logarithm is uniform.
+    What grows beyond the usual size is cut to it at a random place. A function of `seeds` int32[3].
+
+    Returns:
+      (int32[4] (y, x, height, width) in pixels of an image of `size` int32[2], float32 <= 1).
+    """
+    tf = tensorflow()
+    draws = tf.random.stateless_uniform([3], seeds[::2])
+    factor = least * (most / least) ** draws[0]
+    sides = tf.cast(tf.cast(size, tf.float32) / tf.maximum(factor, 1.0) + 0.5, tf.int32)
+    sides = tf.maximum(sides, 1)
+    begin = tf.cast(draws[1:] * tf.cast(size - sides + 1, tf.float32), tf.int32)
+    return tf.concat([begin, sides], axis=0), tf.minimum(factor, 1.0)
+
+
+def cut_boxes(boxes: Any, size: Any, window: Any) -> tuple[Any, Any]:
+    """Cuts boxes float32[n, 4], shares of an image of `size`, to a window int32[4], see above.
+
+    Returns (float32[k, 4] in pixels of the image, bool[n]): those of which a quarter is left.
+    """
+    tf = tensorflow()
+    whole = boxes * tf.tile(tf.cast(size, tf.float32), [2])
+    begin, sides = tf.split(tf.cast(window, tf.float32), 2)
+    cut = tf.clip_by_value(whole, tf.tile(begin, [2]), tf.tile(begin + sides, [2]))
+    areas, left = (tf.reduce_prod(x[:, 2:] - x[:, :2], axis=1) for x in (whole, cut))
+    kept = left >= _LEFT * areas
+    return tf.boolean_mask(cut, kept), kept
+
+
+def boxes_in(boxes: Any, window: Any) -> Any:
+    """Boxes float32[n, 4] in pixels of an image as shares of a window in it, int32[4]."""
+    tf = tensorflow()
+    begin, sides = tf.split(tf.cast(window, tf.float32), 2)
+    return (boxes - tf.tile(begin, [2])) / tf.tile(sides, [2])
+
+
 def _trained(
     source: Source,
     shape: tuple[int, int],
@@ -76,9 +119,15 @@ def _trained(
 ) -> dict[str, Any]:
     """The leaves of an image to train on."""
     mirrored = tensorflow().equal(seeds[0] % 2, 1) & preprocessing.random_flip
-    image, size = padded(records.read_image(serialized), shape, preprocessing, only_jpeg, mirrored)
-    masks = masks_of_record(serialized, preprocessing.mask_size, mirrored)
-    objects = source.objects(serialized, crowds=False)
+    image, objects = records.read_image(serialized), source.objects(serialized, crowds=False)
+    window, zoom = None, 1.0
+    if preset := preprocessing.preset:
+        window, zoom = draw_window(seeds, image.size, *preset.scales)
+        cut, kept = cut_boxes(objects.boxes, image.size, window)
+        classes = tensorflow().boolean_mask(objects.classes, kept)
+        objects = RecordObjects(boxes_in(cut, window), classes)
+    masks = masks_of_record(serialized, preprocessing.mask_size, mirrored, window)
+    image, size = padded(image, shape, preprocessing, only_jpeg, mirrored, window, zoom)
     row = _objects(objects, masks, size, mirrored, preprocessing.max_boxes)
     return row | {"image": image, "size": size, "draw": seeds[1]}
 
@@ -106,11 +155,18 @@ def eval_batches(
         first += source.shards.total
 
 
-def normalized(batch: Mapping[str, jax.Array], dtype: Any) -> jax.Array:
-    """The images in `dtype`, in blocks, on the device; zero, the mean of all, around them."""
+def normalized(batch: Mapping[str, jax.Array], dtype: Any, colours: float = 0.0) -> jax.Array:
+    """The images in `dtype`, in blocks, on the device; zero, the mean of all, around them.
+
+    With `colours`, those of training images change, see `augmentation.jitter`.
+    """
     blocks = batch["image"]
     b, height, width, channels = blocks.shape
     pixels = blocks.reshape(b, height, width, 4, 3)
+    if colours:
+        draws = hashing.uniform(batch["draw"][:, None], _COLOURS, jnp.arange(4))
+        flat, areas = pixels.reshape(b, height, 4 * width, 3), jnp.prod(batch["size"], 1)
+        pixels = augmentation.jitter(flat, draws, colours, areas).reshape(pixels.shape)
     images = normalize(pixels, None, dtype).reshape(blocks.shape)
     # A channel belongs to row 0 or 1 and to column 0 or 1 of its block.
     channel = np.arange(channels)
@@ -140,14 +196,21 @@ def padded(
     preprocessing: Preprocessing,
     only_jpeg: bool,
     mirrored: Any = False,
+    window: Any = None,
+    zoom: Any = 1.0,
 ) -> tuple[Any, Any]:
     """(uint8[H/2, W/2, 12] resized and padded, float32[2] height and width without padding).
 
-    The 12 channels are the colours of 2x2 pixels, in the order of `space_to_depth.rearrange`.
+    The 12 channels are the colours of 2x2 pixels, in the order of `space_to_depth.rearrange`. The
+    image is its `window` int32[4], or all of it, at `zoom` times the size of the recipe.
     """
     tf = tensorflow()
-    decoded = pixels.decode(image.encoded, only_jpeg=only_jpeg)
-    size = preprocessing.resized(image.checked(image.size, tf.shape(decoded)[:2]))
+    if window is None:
+        decoded = pixels.decode(image.encoded, only_jpeg=only_jpeg)
+        seen = image.checked(image.size, tf.shape(decoded)[:2])
+    else:
+        decoded, seen = records.read_window(image, window, only_jpeg), window[2:]
+    size = preprocessing.resized(seen, zoom)
     resized = pixels.sample(decoded, size, "bilinear")
     resized = tf.cond(tf.convert_to_tensor(mirrored), lambda: resized[:, ::-1], lambda: resized)
     missing = shape - size
@@ -171,8 +234,8 @@ def _objects(
     return records.keep_largest(leaves, objects.boxes, max_boxes)
 
 
-def masks_of_record(serialized: Any, size: int, mirrored: Any = False) -> Any:
-    """The `packed_masks` of the single objects of a serialized tf.train.Example."""
+def masks_of_record(serialized: Any, size: int, mirrored: Any = False, window: Any = None) -> Any:
+    """The `packed_masks` of a serialized tf.train.Example's single objects, in a `window`."""
     tf = tensorflow()
     features = records.object_features(single=True) | {records.MASK: tf.io.RaggedFeature(tf.string)}
     parsed = tf.io.parse_single_example(serialized, features)
@@ -180,7 +243,11 @@ def masks_of_record(serialized: Any, size: int, mirrored: Any = False) -> Any:
     boxes, kept = records.clipped_boxes(parsed)
     counts = tf.size(parsed[records.MASK]), tf.size(parsed[records.LABEL])
     files = tf.boolean_mask(records.if_equal(parsed[records.MASK], *counts, records.NO_MASKS), kept)
-    corners = tf.boolean_mask(boxes, kept) * tf.tile(tf.cast(shape, tf.float32), [2])
+    boxes = tf.boolean_mask(boxes, kept)
+    corners = boxes * tf.tile(tf.cast(shape, tf.float32), [2])
+    if window is not None:
+        corners, kept = cut_boxes(boxes, shape, window)
+        files = tf.boolean_mask(files, kept)
     return packed_masks(files, corners, shape, size, mirrored)
 
 

@@ -57,13 +57,13 @@ class Preprocessing(settings.Preprocessing):
         height, width = self.image_shape
         return ((height, width),) if height == width else ((height, width), (width, height))
 
-    def resized(self, size: Any) -> Any:
-        """int32[2], height and width without padding, of an image's int32[2]."""
+    def resized(self, size: Any, zoom: Any = 1.0) -> Any:
+        """int32[2], height and width without padding, of an image's int32[2], times `zoom`."""
         tf = tensorflow()
         sides = tf.cast(size, tf.float64)
         short, long = tf.reduce_min(sides), tf.reduce_max(sides)
         scale = tf.minimum(self.image_short / short, self.image_long / long)
-        return tf.maximum(tf.cast(tf.round(sides * scale), tf.int32), 1)
+        return tf.maximum(tf.cast(tf.round(sides * scale * tf.cast(zoom, tf.float64)), tf.int32), 1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -45,6 +45,7 @@ def read_annotations(
         elif args.group or args.val_fraction:
             problem = f"--group and --val_fraction: {path} has images for train and for val already"
             raise sources.SourceError(f"{problem}: leave them out")
+        splits["train"] = _labelled(splits["train"], path)
         texts = {name: (path, functools.partial(bytes, text)) for name, text in splits.items()}
     annotations, data = {}, b""
     for name, (path, read) in texts.items():  # val is the last one
@@ -116,6 +117,13 @@ def _labels(args: argparse.Namespace, inputs: _Inputs) -> tuple[dict[str, bytes]
         problem = f"{plain:,} of {len(rows):,} objects have no outline"
         raise sources.SourceError(f"{path}: {problem}: add them, or leave out --masks")
     return {name: json.dumps(content).encode() for name, content in splits.items()}, inputs
+
+
+def _labelled(data: bytes, path: str) -> bytes:
+    """The annotations without the images that `label_folders` has marked."""
+    content = parse_json(decoded(data, path))
+    images = [row for row in content["images"] if row.get("labelled", True)]
+    return json.dumps(content | {"images": images or content["images"]}).encode()
 
 
 def _split(data: bytes, path: str, args: argparse.Namespace) -> dict[str, bytes]:

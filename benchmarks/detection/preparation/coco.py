@@ -145,7 +145,9 @@ def _plan(
     for name, number in zip(annotations, (args.shards, args.val_shards), strict=True):
         path = inputs[f"{name}_images"].path
         shards = (number or 0, _USUAL[name] if args.annotations else 0)
-        split = examples.plan_split(name, annotations[name], images[path], args.seed, shards)
+        # MLPerf's count of COCO's training images is of those with objects.
+        plan = (images[path], args.seed, shards, not args.annotations)
+        split = examples.plan_split(name, annotations[name], *plan)
         splits[name] = split
         unused[path] -= set(split.files.tolist())
         print(
@@ -187,14 +189,25 @@ def _manifest(
         for label, (number, name) in enumerate(categories, 1)
     }
     content = writing.manifest_content(head, rows, results)
+    unused = {path for row in results for path, _ in row["left_out"]}
     for name, split in splits.items():
+        data = split.annotations
+        order = [row for row in split.order if f"{name}/{data.file_names[row]}" not in unused]
+        number = np.diff(split.starts)[order]
         boxes = {
             "dropped": len(split.shares) - len(split.objects),
             "cut": split.cut,
             # Entry k is the number of records with k boxes; training needs no other scan of them.
-            "per_image": np.bincount(np.diff(split.starts)[split.order]).tolist(),
+            "per_image": np.bincount(number).tolist(),
         }
         facts = {"images": len(split.files), "with_boxes": split.with_boxes, "boxes": boxes}
+        if settings["masks"]:  # which train on single objects, and on images of one orientation
+            rows = data.rows[split.objects[~data.crowd[split.objects]]]
+            single = np.bincount(rows, minlength=len(split.files))[order]
+            boxes["single_per_image"] = np.bincount(single).tolist()
+            boxes["only_crowds"] = np.flatnonzero((single == 0) & (number > 0)).tolist()
+            height, width = data.sizes[order].T
+            facts["upright"] = np.packbits(height > width).tobytes().hex()
         content["splits"][name] = facts | content["splits"][name]
     ids = splits["val"].annotations.image_ids[splits["val"].order]
     content["splits"]["val"]["image_ids"] = ids.tolist()  # evaluation needs no scan either
@@ -204,9 +217,15 @@ def _manifest(
 def _warn(content: dict[str, Any]) -> None:
     """Prints what differs between the annotations and the records."""
     for name, row in content["splits"].items():
-        without, boxes = row["images"] - row["with_boxes"], row["boxes"]
-        if name == "train" and without:
-            print(f"{name}: {count(without, 'image')} without boxes: no record")
+        boxes = row["boxes"]
+        without, empty = row["images"] - row["with_boxes"], boxes["per_image"][0]
+        if name == "train" and empty:
+            print(f"{name}: {count(empty, 'image')} without objects, which show what is none")
+            if empty > row["with_boxes"]:
+                fix = "take those out that nobody has labelled"
+                print(f"warning: {name}: most images have no objects: {fix}")
+        if name == "train" and without > empty:
+            print(f"{name}: {count(without - empty, 'image')} without boxes: no record")
         if dropped := boxes["dropped"]:
             one, several = "box has no area inside of its", "boxes have no area inside of their"
             print(f"{name}: {count(dropped, one, several)} image")
@@ -249,10 +268,13 @@ def small_data(images: int, masks: bool = False) -> tuple[str, list[str]]:
 def _last_line(out: str, content: dict[str, Any]) -> str:
     splits = content["splits"]
     size = sum(split["bytes"] for split in splits.values())
-    recipe, flags = small_data(splits["train"]["examples"], content["settings"]["masks"])
+    train, empty = splits["train"]["examples"], splits["train"]["boxes"]["per_image"][0]
+    recipe, flags = small_data(train, content["settings"]["masks"])
+    if empty and ".py" not in recipe:  # the recipes for COCO leave them out
+        flags += arguments.keys(empty_images=True)
     categories = count(content["num_label_classes"], "category", "categories")
     return (
-        f"{splits['train']['examples']:,} train and {splits['val']['examples']:,} val images with "
-        f"objects of {categories} are in {out} "
+        f"{train:,} train{f' ({empty:,} without objects)' * (empty > 0)} and "
+        f"{splits['val']['examples']:,} val images with objects of {categories} are in {out} "
         f"({size / 1e6:,.0f} MB); train on them: {arguments.train_command(recipe, out, *flags)}"
     )

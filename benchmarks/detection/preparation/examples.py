@@ -48,13 +48,18 @@ class Split:
 
 
 def plan_split(
-    name: str, annotations: Annotations, source: Source, seed: int, shards: tuple[int, int]
+    name: str,
+    annotations: Annotations,
+    source: Source,
+    seed: int,
+    shards: tuple[int, int],
+    keep_empty: bool,
 ) -> Split:
-    """Plans a split; training leaves out images without boxes, and shuffles the others.
+    """Plans a split; training shuffles the images, and leaves out those whose objects have no box.
 
     `seed` decides the order. `shards` are the number of files that is asked for, or 0, and the
-    usual number of a large set, or 0. SourceError if no image has a box, an image is missing, or
-    there are more files than images.
+    usual number of a large set, or 0. Training has the images without objects if `keep_empty`.
+    SourceError if no image has a box, an image is missing, or there are more files than images.
     """
     files = locate(annotations, source)
     limit = annotations.sizes[annotations.rows]
@@ -71,7 +76,9 @@ def plan_split(
     starts = np.searchsorted(annotations.rows[objects], np.arange(len(files) + 1))
     order, flag = np.arange(len(files)), "val_shards"
     if name == "train":
-        order, flag = np.flatnonzero(np.diff(starts)), "shards"
+        is_empty = np.bincount(annotations.rows, minlength=len(files)) == 0
+        kept = (np.diff(starts) > 0) | (is_empty & keep_empty)
+        order, flag = np.flatnonzero(kept), "shards"
         ids = annotations.image_ids[order].tolist()
         order = order[writing.shuffled(seed, name, [*map(str, ids)])]
     number = writing.num_shards(shards[0], flag, source, files[order], shards[1])

@@ -143,8 +143,10 @@ def _heads(folder: Folder, label_format: str) -> tuple[list[str], dict[str, byte
 def read(folder: Folder, label_format: str, exif: str | None = None) -> Labels:
     """Reads all labels of a format.
 
-    An image without labels in a folder with labelled ones has no objects. Of the splits, test
-    counts as val where there is no val. Where labels have no size, `exif` says whether the boxes
+    An image without labels in a folder with labelled ones has no objects; but training takes such
+    ones of YOLO's alone, whose tools write no file for them: those of other forms, and those with
+    labels of which none can be read, have "labelled": false. Of the splits, test counts as val
+    where there is no val. Where labels have no size, `exif` says whether the boxes
     are on photos as EXIF turns them ("turn") or not ("ignore"); None does as labels with a size, or
     turns them. SourceError if globox is missing, a file's encoding is not known, no label has an
     image or an object, or a tenth of the objects cannot be read.
@@ -180,6 +182,12 @@ def read(folder: Folder, label_format: str, exif: str | None = None) -> Labels:
     if not settings.names and label_format == "yolo":
         notes.append("no data.yaml, obj.names or classes.txt has names: categories are numbers")
     lists = _lists(folder, label_format, settings, images, notes)
+    unread = {name for name, e in labelled.items() if not e.objects and (e.problems or e.skipped)}
+    unread |= set() if label_format == "yolo" else {*sizes} - {*labelled}
+    if unread:
+        problem = f"{count(len(unread), 'image')} without labels that can be read"
+        fix = "training leaves them out; label them as empty if they have no objects"
+        notes.append(f"{problem}, for one {min(unread)}: {fix}")
     contents = {}
     for split, members in _splits(sorted(sizes), labelled, lists, notes).items():
         if empty := sum(name not in labelled for name in members):
@@ -187,6 +195,8 @@ def read(folder: Folder, label_format: str, exif: str | None = None) -> Labels:
             fix = "they count as images without objects; take those out that nobody has labelled"
             notes.append(f"{problem}: {fix}")
         contents[split] = _content(members, labelled, sizes, names)
+        for row in contents[split]["images"]:
+            row |= {"labelled": False} if row["file_name"] in unread else {}
     rows = [row for content in contents.values() for row in content["annotations"]]
     if 0 < (plain := sum("segmentation" not in row for row in rows)) < len(rows):
         notes.append(f"{plain:,} of {len(rows):,} objects have a box and no polygon: no masks")

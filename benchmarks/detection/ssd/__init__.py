@@ -120,6 +120,7 @@ class Ssd(Detector[records.Source]):
             batch["augment"],
             self.settings.images.random_flip,
             self.settings.backbone.dtype,
+            preset.colours if (preset := self.settings.images.preset) else 1.0,
         )
         variables, learns = {"params": params, **model_state}, not self.keeps_statistics
         outputs, changed = self._model.apply(

@@ -8,16 +8,13 @@ To draw a crop, rounds follow each other until one succeeds. A round chooses one
 equal chances: the complete image, which succeeds; any windows; or windows whose IoU with
 every box is above 0.1, 0.3, 0.5, 0.7 or 0.9. It then tries `max_samples` windows and takes the
 first that is valid: its sides are `side_min` to 1 of the image's, at a ratio between 1/2 and 2, and
-at least one box has its centre inside. Source: the SSD reference of MLPerf (`SSDCropping` in
-mlcommons/training), which tries one window per round; docs/ssd.md has Google's rule.
+at least one box has its centre inside, if the image has boxes. Source: the SSD reference of MLPerf
+(`SSDCropping` in mlcommons/training), which tries one window per round; docs/ssd.md has Google's
+rule.
 
 All random numbers of a crop are drawn at once. Only the rounds before the first complete image
 matter, 6 on average. After 64 rounds the complete image is taken, which happens to fewer than 1 of
 19,000 images. The sides of a window are integers, so that the boxes fit the pixels exactly.
-
-Brightness, contrast, saturation and hue are linear maps of a pixel (contrast also needs the mean of
-the image). In this order they combine into one 3x3 matrix and one offset per image, so that an
-image is read twice and no intermediate image exists. Values are clipped once, at the end.
 """
 
 from collections.abc import Iterator
@@ -27,25 +24,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.detection import records
-from benchmarks.detection.records import Image, Source
+from benchmarks.detection import augmentation, records
+from benchmarks.detection.records import Source
 from benchmarks.detection.ssd.settings import Preprocessing
 from common import hashing
 from common.data.decoding import Batch, Reader
 from common.data.order import Order
-from common.images import pixels
+from common.images import input_spec, pixels
 from common.tensorflow import tensorflow
 from input_pipeline import normalize
 
-# The largest change of the colours: of torchvision's ColorJitter in the SSD reference of MLPerf.
-_BRIGHTNESS, _CONTRAST, _SATURATION, _HUE = 0.125, 0.5, 0.5, 0.05
-# The weights of red, green and blue in the luma: ITU-R BT.601.
-_LUMA = np.array([0.299, 0.587, 0.114])
-_YIQ = np.array([_LUMA, [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])  # NTSC
-# A turn of the chroma plane by the angle a is GREY + cos(a) * CHROMA + sin(a) * TURNED.
-_GREY = np.linalg.inv(_YIQ) @ np.diag([1.0, 0, 0]) @ _YIQ
-_CHROMA = np.linalg.inv(_YIQ) @ np.diag([0, 1.0, 1.0]) @ _YIQ
-_TURNED = np.linalg.inv(_YIQ) @ np.array([[0, 0, 0], [0, 0, 1.0], [0, -1.0, 0]]) @ _YIQ
 _FLIP = 4  # the number of a draw that no colour uses
 _ROUNDS = 64  # the most rounds of a crop
 _CHOICES = 7  # rules of a round; number 0 is the complete image
@@ -73,7 +61,9 @@ def train_batches(
         draws = draw_crop(seeds, preprocessing.max_samples)
         window = crop_window(objects.boxes, image.size, draws, preprocessing.crop_side_min)
         boxes, classes = cut_boxes(*objects, image.size, window, preprocessing.max_boxes)
-        scaled = resized(image, window, preprocessing, only_jpeg)
+        scaled = preprocessing.resize(records.read_window(image, window, only_jpeg))
+        if preset := preprocessing.preset:
+            scaled, boxes = zoom_out(scaled, boxes, draw_canvas(seeds), preset.zoom_out)
         return {"image": scaled, "boxes": boxes, "classes": classes, "augment": seeds[2]}
 
     reader = Reader(source.shards, pixels.jpegs_first(decode), source.check)
@@ -94,7 +84,7 @@ def eval_batches(
         image = records.read_image(serialized)
         window = tf.concat([[0, 0], image.size], axis=0)
         return {
-            "image": resized(image, window, preprocessing, only_jpeg),
+            "image": preprocessing.resize(records.read_window(image, window, only_jpeg)),
             "image_id": records.read_image_id(serialized),
             "size": tf.cast(image.size, tf.float32),
         }
@@ -103,17 +93,13 @@ def eval_batches(
     return reader.eval_batches(batch_size, shard, num_shards)
 
 
-def resized(image: Image, window: Any, preprocessing: Preprocessing, only_jpeg: bool) -> Any:
-    """The window int32[4] (y, x, height, width) of an image, resized."""
-
-    def checked(height: Any, width: Any) -> Any:
-        return image.checked(window, tensorflow().stack([height, width]))
-
-    return preprocessing.resize(pixels.decode(image.encoded, checked, only_jpeg=only_jpeg))
-
-
 def augment(
-    images: jax.Array, boxes: jax.Array, seed: jax.Array, random_flip: bool, dtype: Any
+    images: jax.Array,
+    boxes: jax.Array,
+    seed: jax.Array,
+    random_flip: bool,
+    dtype: Any,
+    colours: float = 1.0,
 ) -> tuple[jax.Array, jax.Array]:
     """Flips and changes the colours of training images, on the device.
 
@@ -122,21 +108,15 @@ def augment(
       boxes: float32[b, G, 4] (y0, x0, y1, x1) as shares of the image; boxes of zeros are padding.
       seed: int32[b], the leaf "augment" of a batch.
       random_flip: whether every other image is mirrored left to right.
+      colours: how much colours change, see `augmentation.jitter`.
 
     Returns:
       Images dtype[b, H, W, 3] of zero mean and unit variance, and boxes float32[b, G, 4].
-      Brightness is 0.875 to 1.125, contrast and saturation 0.5 to 1.5, hue -0.05 to 0.05 turns.
     """
-    signed = 2 * hashing.uniform(seed[:, None], jnp.arange(4)) - 1  # f32[b, 4] in [-1, 1)
     if random_flip:
         images, boxes = _flip(images, boxes, hashing.uniform(seed, _FLIP) < 0.5)
-    images = jitter_colours(
-        images,
-        brightness=1 + _BRIGHTNESS * signed[:, 0],
-        contrast=1 + _CONTRAST * signed[:, 1],
-        saturation=1 + _SATURATION * signed[:, 2],
-        hue=_HUE * signed[:, 3],
-    )
+    draws = hashing.uniform(seed[:, None], jnp.arange(4))
+    images = augmentation.jitter(images, draws, colours)
     return normalize(images, None, dtype), boxes
 
 
@@ -187,7 +167,7 @@ def crop_window(boxes: Any, size: Any, draws: CropDraws, side_min: float) -> Any
     low, high = begin / pixels, end / pixels
     valid = tf.logical_and(ratio > 0.5, ratio < 2)
     valid &= tf.reduce_all(_window_iou(boxes, low, high) > min_iou, axis=-1)
-    valid &= tf.reduce_any(_inside(boxes, low, high), axis=-1)
+    valid &= tf.reduce_any(_inside(boxes, low, high), axis=-1) | tf.equal(tf.size(boxes), 0)
     windows = tf.reshape(tf.concat([begin, end - begin], axis=-1), [-1, 4])
     full = tf.concat([[0.0, 0.0], pixels], axis=0)[tf.newaxis]
     is_last = tf.concat([tf.reshape(valid, [-1]), [True]], axis=0)
@@ -213,6 +193,40 @@ def cut_boxes(boxes: Any, classes: Any, size: Any, crop: Any, max_boxes: int) ->
     return leaves["boxes"], leaves["classes"]
 
 
+def draw_canvas(seeds: Any) -> Any:
+    """The random numbers of `zoom_out`, float32[4] in [0, 1): a function of `seeds` int32[3]."""
+    return tensorflow().random.stateless_uniform([4], seeds[::2])
+
+
+def zoom_out(image: Any, boxes: Any, draws: Any, most: float) -> tuple[Any, Any]:
+    """Puts every other image on a larger canvas of the mean colour, which is then resized.
+
+    The canvas is 1 to `most` times as high and wide, the place in it random. The image's new side
+    and place are whole pixels, so that the boxes fit them exactly.
+
+    Args:
+      image: uint8[s, s, 3].
+      boxes: float32[n, 4] as shares of the image; those without area stay as they are.
+      draws: float32[4] in [0, 1): whether, by how much, y, x.
+
+    Returns:
+      (uint8[s, s, 3], float32[n, 4]).
+    """
+    tf, length = tensorflow(), image.shape[0]
+    ratio = tf.where(draws[0] < 0.5, 1.0, 1 + (most - 1) * draws[1])
+    side = tf.cast(tf.round(length / ratio), tf.int32)
+    begin = tf.cast(draws[2:] * tf.cast(length - side + 1, tf.float32), tf.int32)
+    mean = tf.constant(np.round(input_spec.TENSORFLOW.mean), tf.float32)
+    small = tf.image.resize(image, [side, side], method="bilinear", antialias=True) - mean
+    margins = tf.stack([begin, length - side - begin], axis=1)
+    canvas = tf.pad(small, tf.pad(margins, [[0, 1], [0, 0]])) + mean
+    share, corner = (tf.cast(x, tf.float32) / length for x in (side, begin))
+    moved = boxes * share + tf.tile(corner, [2])
+    has_area = tf.reduce_all(boxes[:, 2:] > boxes[:, :2], axis=1, keepdims=True)
+    image = tf.ensure_shape(tf.cast(canvas + 0.5, tf.uint8), image.shape)
+    return image, tf.where(has_area, moved, boxes)
+
+
 def _window_iou(boxes: Any, low: Any, high: Any) -> Any:
     """The IoU float32[..., n] of windows, `low` to `high` [..., 2], and boxes [n, 4]."""
     tf = tensorflow()
@@ -229,34 +243,3 @@ def _inside(boxes: Any, low: Any, high: Any) -> Any:
     centres = (boxes[:, :2] + boxes[:, 2:]) / 2
     inside = (centres > low[..., tf.newaxis, :]) & (centres < high[..., tf.newaxis, :])
     return tf.reduce_all(inside, axis=-1)
-
-
-def jitter_colours(
-    images: jax.Array,
-    brightness: jax.Array,
-    contrast: jax.Array,
-    saturation: jax.Array,
-    hue: jax.Array,
-) -> jax.Array:
-    """Color jitter, uint8[b, H, W, 3] -> float32[b, H, W, 3] in 0..255; H * W is at most 2^24.
-
-    Each strength is f32[b]. In the order of the arguments: brightness multiplies all values;
-    contrast multiplies the distance to the mean luma of the image, saturation the distance to the
-    luma of the pixel; hue turns the chroma plane (YIQ) by so many turns, red towards green. 1, 1, 1
-    and 0 change nothing. torchvision's ColorJitter also clips between these steps, takes them in
-    random order, and turns the hue of HSV.
-    """
-    angle = 2 * jnp.pi * hue
-    grey, chroma, turned = (jnp.asarray(v, jnp.float32) for v in (_GREY, _CHROMA, _TURNED))
-    factors = [f[:, None, None] for f in (jnp.cos(angle) * saturation, jnp.sin(angle) * saturation)]
-    matrix = grey + factors[0] * chroma + factors[1] * turned
-    matrix *= (brightness * contrast)[:, None, None]
-    # Sums of integers are the same in any order, so that devices of another number agree.
-    sums = jnp.sum(images.astype(jnp.uint32), axis=(1, 2), dtype=jnp.uint32)
-    means = sums.astype(jnp.float32) / (images.shape[1] * images.shape[2])
-    luma = jnp.sum(means * jnp.asarray(_LUMA, jnp.float32), axis=1)
-    offset = (1 - contrast) * brightness * luma
-    # Not a matrix product, which a TPU would compute in bfloat16 with 3 of its 128 columns.
-    values = images.astype(jnp.float32)
-    terms = [values[..., i, None] * matrix[:, None, None, :, i] for i in range(3)]
-    return jnp.clip(terms[0] + terms[1] + terms[2] + offset[:, None, None, None], 0, 255)

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 from benchmarks.detection import boxes
-from benchmarks.detection.records import Image
-from benchmarks.detection.ssd import input_pipeline, models
+from benchmarks.detection.records import Image, read_window
+from benchmarks.detection.ssd import models
 from benchmarks.detection.ssd.models import PADDING
 from benchmarks.detection.ssd.settings import Settings
 from benchmarks.detection.use import DetectorUses, photo_sides, scaled_photo
@@ -37,7 +37,7 @@ class SsdUses(DetectorUses):
         tf = tensorflow()
         window = tf.concat([[0, 0], image.size], axis=0)
         keys = self._benchmark.settings.images
-        pixels = input_pipeline.resized(image, window, keys, True)
+        pixels = keys.resize(read_window(image, window, True))
         return {"image": pixels, "size": tf.cast(image.size, tf.float32)}
 
     def resized(self, photo: jax.Array, upright: bool) -> dict[str, jax.Array]:

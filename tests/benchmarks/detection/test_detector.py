@@ -1,6 +1,8 @@
 """What detectors share, and the images of two orientations; SSD's tests have the rest."""
 
 import io
+import json
+import shutil
 from typing import Any
 
 import jax
@@ -48,6 +50,33 @@ def test_a_wrong_number_of_images_is_told_with_the_number_of_files(tiny_masks, t
     words = "config.num_train_images=96, but the train split has 90 in 4 files: if these"
     with pytest.raises(ConfigError, match=words):
         make(tiny_masks, tmp_path, MaskRcnn, num_train_images=96).open("train")
+
+
+def test_a_manifest_without_groups_spares_the_search_for_them(tiny_masks, tmp_path, monkeypatch):
+    searched = []
+    monkeypatch.setattr(
+        "benchmarks.detection.detector.labels_and_groups",
+        lambda *_: searched.append(True),
+    )
+    files = tmp_path / "data"
+    shutil.copytree(tiny_masks, files)
+    content = {"splits": {"train": {"shards": []}}, "classes": [], "num_label_classes": 0}
+    names = sorted(path.name for path in files.glob("train-*"))
+    rows = [{"name": name, "examples": 1} for name in names]
+    for settings, count, searches in (
+        ({}, len(rows), 0),
+        ({"group": "x"}, len(rows), 1),
+        (None, len(rows), 1),  # another program's
+        ({}, 1, 1),  # of other files
+    ):
+        content["splits"]["train"]["shards"] = rows[:count]
+        more = {} if settings is None else {"settings": settings}
+        (files / "manifest.json").write_text(json.dumps(content | more))
+        searched.clear()
+        benchmark = make(str(files), tmp_path / "cache", MaskRcnn)
+        found = benchmark.strata(benchmark.open_records(benchmark.split_files("train")))
+        assert searches or found == (None, None)
+        assert len(searched) == searches
 
 
 @pytest.mark.long

@@ -24,9 +24,9 @@ def good(number, boxes=(BOX,), labels=None, **changed):
     return example(encode(), (12, 15), boxes, labels, str(number), **changed)
 
 
-def opened(folder, split="train", patterns="train-*", ids=IDS, max_boxes=100):
-    cache = f"{folder}/cache/{split}.json"
-    return records.open_records(RecordFiles(str(folder), patterns, split, cache), ids, max_boxes)
+def opened(folder, split="train", patterns="train-*", ids=IDS, max_boxes=100, keep_empty=False):
+    where = RecordFiles(str(folder), patterns, split, f"{folder}/cache/{split}.json")
+    return records.open_records(where, ids, max_boxes, keep_empty=keep_empty)
 
 
 def refusal(folder, *examples, split="train"):
@@ -81,6 +81,16 @@ def test_training_numbers_the_images_with_boxes(mixed, caplog):
     ]
 
 
+def test_images_without_objects_are_kept_and_those_without_a_box_are_not(mixed, caplog):
+    caplog.set_level(logging.INFO, "tpu_suite")
+    source = opened(mixed, keep_empty=True)
+    # Of the five images without a box, those of odd numbers (1, 5 and 11) have an object.
+    assert source.shards.counts == (4, 1, 0, 6)
+    assert source.shards.left_out == ((1,), (0,), (), (4,))
+    assert caplog.messages[0] == "3 of 14 train images have no box and are left out"
+    assert caplog.messages[1].startswith("2 of 11 train images have no objects")
+
+
 def test_evaluation_numbers_every_image(mixed):
     source = opened(mixed, "eval")
     assert source.shards.counts == (5, 2, 0, 7) and not any(source.shards.left_out)
@@ -112,6 +122,14 @@ def test_a_manifest_replaces_the_scan(tmp_path, monkeypatch, caplog):
     assert source.shards.counts == (2, 3) and not source.shards.left_out
     (message,) = caplog.messages  # nothing of images without a box
     assert message.startswith("1 of 5 train images have more than config.max_boxes=2 boxes")
+
+
+def test_a_manifest_does_not_say_which_images_have_no_objects(tmp_path, monkeypatch):
+    described(tmp_path, [1, 1, 2, 1])
+    assert opened(tmp_path).shards.total == 5  # scanned: in truth each has a box
+    monkeypatch.setattr(records, "_scan_file", None)
+    source = opened(tmp_path, keep_empty=True)  # all are examples
+    assert source.shards.counts == (2, 3) and not source.shards.left_out
 
 
 def test_a_manifest_replaces_the_scan_of_the_evaluation(tmp_path, monkeypatch):
@@ -179,10 +197,10 @@ def outlined(number, size=(12, 15), crowds=(0,), **changed):
     return example(encode(*size), size, [BOX] * len(crowds), labels, str(number), **more)
 
 
-def opened_outlined(folder, split="train"):
+def opened_outlined(folder, split="train", keep_empty=False):
     cache = f"{folder}/cache/{split}.json"
     where = RecordFiles(str(folder), "train-*", split, cache)
-    return records.open_records(where, IDS, 100, masks=True)
+    return records.open_records(where, IDS, 100, True, keep_empty)
 
 
 @pytest.fixture
@@ -209,6 +227,8 @@ def test_wide_images_come_before_upright_ones(two_files, caplog):
     assert caplog.records[0].getMessage() == "2 of 6 train images have no box and are left out"
     assert numbers(groups) == [0, 4, 1, 3] and groups.shards.total == 4
     assert [numbers(source) for source in groups.sources] == [[0, 4], [1, 3]]
+    groups = AspectRatioGroups.by_orientation(opened_outlined(two_files, keep_empty=True))
+    assert [numbers(source) for source in groups.sources] == [[0, 4, 5], [1, 3]]  # no crowd alone
 
 
 def test_evaluation_has_every_image_by_orientation(two_files):

@@ -21,7 +21,8 @@ CONTENT = {
     "splits": {
         "train": {
             "shards": [{"name": "a", "examples": 5, "bytes": 2}],
-            "boxes": {"per_image": [1, 0, 2]},
+            "boxes": {"per_image": [1, 0, 2]} | {"single_per_image": [2, 1, 2], "only_crowds": [3]},
+            "upright": "98",
         },
         "val": {"shards": [{"name": "b", "examples": 2, "bytes": 3}], "image_ids": [12, 11]},
     },
@@ -33,8 +34,16 @@ def test_everything_that_it_says(tmp_path):
     (tmp_path / "manifest.json").write_text(json.dumps(CONTENT))
     loaded: Any = data_manifest.load(str(tmp_path))
     assert loaded == data_manifest.DataManifest(
-        ("ant", "bee"), {"a": 5, "b": 2}, (7, 9), {"train": (1, 0, 2), "val": ()}, (12, 11)
+        ("ant", "bee"),
+        {"a": 5, "b": 2},
+        (7, 9),
+        {"train": (1, 0, 2), "val": ()},
+        (12, 11),
+        {"train": (True, False, False, True, True)},
+        (2, 1, 2),
+        (3,),
     )
+    assert loaded.groups  # it does not say that there are none
     assert loaded.counts(str(tmp_path), [f"{tmp_path}/b", f"{tmp_path}/a"]) == (2, 5)
     assert loaded.counts(str(tmp_path), [f"{tmp_path}/b", f"{tmp_path}/c"]) is None
 

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.detection import records
+from benchmarks.detection import augmentation, records
 from benchmarks.detection.mask_rcnn import input_pipeline
 from benchmarks.detection.mask_rcnn.aspect_ratio_groups import AspectRatioGroups, GroupedOrder
 from benchmarks.detection.mask_rcnn.input_pipeline import packed_masks
 from benchmarks.detection.mask_rcnn.settings import Preprocessing
 from benchmarks.records import RecordFiles
+from common import hashing
 from common.errors import ConfigError, DataError
 from common.layers import space_to_depth
 from common.layers.space_to_depth import blocked
@@ -72,7 +73,7 @@ def objects_of(number):
     return found
 
 
-def record(number, **changed):
+def record(number, file_format="JPEG", **changed):
     size, objects = size_of(number), objects_of(number)
     height, width = size
     boxes = [
@@ -83,14 +84,14 @@ def record(number, **changed):
         "masks": [png(ellipse(size, *box)) for *box, _ in objects],
     }
     labels = [IDS[(number + k) % 4] for k in range(len(objects))]
-    encoded = encode(*size, "JPEG", number)
+    encoded = encode(*size, file_format, number)
     return example(encoded, size, boxes, labels, str(1000 + number), **(masks | changed))
 
 
-def opened(folder, split="train", by_orientation=True, max_boxes=3):
+def opened(folder, split="train", by_orientation=True, max_boxes=3, keep_empty=False):
     cache = f"{folder}/cache/{split}{by_orientation}.json"
     where = RecordFiles(str(folder), "train-*", split, cache)
-    source = records.open_records(where, IDS, max_boxes, masks=True)
+    source = records.open_records(where, IDS, max_boxes, True, keep_empty)
     return (
         AspectRatioGroups.by_orientation(source) if by_orientation else AspectRatioGroups((source,))
     )
@@ -163,6 +164,18 @@ def test_batches_are_the_order_and_have_one_orientation(source, uninterrupted):
         assert place.endswith(
             f"{file:05d}-of-00004.tfrecord, record {number - first} (counted from 0)"
         )
+
+
+def test_an_image_without_objects_has_padding_alone(tmp_path):
+    empty = example(encode(30, 50, "JPEG"), (30, 50), (), (), "1", crowds=[], masks=[])
+    write(tmp_path / "train-0", [record(0), empty, empty])
+    groups = opened(tmp_path, by_orientation=False, keep_empty=True)
+    assert groups.shards.total == 3
+    settings = preprocessing(image_shape=(64, 64))
+    for batch in train(groups, grouped_order(groups, 3), 0, 2, settings=settings):
+        has_objects = (batch["id"] == 0).tolist()
+        for name in ("boxes", "classes", "masks"):
+            assert batch[name].reshape(3, -1).any(1).tolist() == has_objects
 
 
 def test_batches_from_a_step_on(source, uninterrupted):
@@ -320,6 +333,93 @@ def test_what_the_seeds_of_an_example_decide(source):
         assert draw == seeds[1]
         np.testing.assert_array_equal(image, expected)
     np.testing.assert_array_equal(trained(1, 7, 1, random_flip=False)[1], plain)
+
+
+def plain_window(number, window, zoom, settings):
+    """(int tall and wide, float[tall, wide, 3], [(class, box, share of mask)]) of a window."""
+    height, width = size_of(number)
+    y, x, h, w = window
+    scale = settings.image_short / min(h, w)
+    scale = min(scale, settings.image_long / max(h, w)) * zoom
+    tall, wide = round(h * scale), round(w * scale)
+    with Image.open(io.BytesIO(encode(height, width, "PNG", number))) as image:
+        part = np.asarray(image).astype(float)[y : y + h, x : x + w]
+    points = grid((0, 0, h, w), tall, wide)
+    resized = np.stack([bilinear(part[..., c], *points) for c in range(3)], axis=-1)
+    rows, m = [], settings.mask_size
+    for k, (left, top, across, down, crowd) in enumerate(objects_of(number)):
+        cut = max(top, y), max(left, x), min(top + down, y + h), min(left + across, x + w)
+        sides = max(cut[2] - cut[0], 0), max(cut[3] - cut[1], 0)
+        if crowd or sides[0] * sides[1] < across * down / 4:
+            continue
+        mask = ellipse((height, width), left, top, across, down).astype(float)
+        share = bilinear(mask, *grid(cut, m, m))
+        corner, unit = np.array([y, x] * 2), np.array([tall / h, wide / w] * 2)
+        rows.append(((number + k) % 4 + 1, (np.array(cut) - corner) * unit, share))
+    return tall, wide, resized, rows
+
+
+@pytest.mark.parametrize("augmentation", ["medium", "strong"])
+def test_a_part_of_an_image_at_another_scale(source, augmentation):
+    """Pixels, boxes and masks are those of the window, moved exactly; some objects leave it."""
+    settings = preprocessing(augmentation=augmentation, max_boxes=5)
+    least, most = {"medium": (0.8, 1.25), "strong": (0.5, 2)}[augmentation]
+    lost, factors = 0, []
+    for number in (i for i in range(40) if i in TRAINED and i not in UPRIGHT):
+        seeds, size = np.array([2 * number, 5, number], np.int32), np.array(size_of(number))
+        window, zoom = input_pipeline.draw_window(seeds, size, least, most)
+        (y, x, h, w), zoom = window.numpy().tolist(), float(zoom)
+        assert 0 <= y <= y + h <= size[0] and 0 <= x <= x + w <= size[1]
+        assert zoom == 1 or (h, w) == tuple(size)  # either larger or smaller
+        factors.append(zoom * size[0] / h)
+        # A cut JPEG differs at its edge.
+        inputs = record(number, "PNG"), seeds, False
+        row = input_pipeline._trained(source.sources[0], (48, 64), settings, *inputs)
+        row = {name: np.asarray(value) for name, value in row.items()}
+        tall, wide, pixels, objects = plain_window(number, (y, x, h, w), zoom, settings)
+        image = space_to_depth.restore(row["image"])
+        assert row["size"].tolist() == [tall, wide] and not image[tall:].any()
+        assert np.abs(image[:tall, :wide] - pixels).max() <= 0.51
+        assert row["classes"].tolist() == [k for k, *_ in objects] + [0] * (5 - len(objects))
+        for place, (_, box, share) in enumerate(objects):
+            np.testing.assert_allclose(row["boxes"][place], box, atol=1e-3)
+            bits = np.unpackbits(row["masks"][place]).reshape(share.shape)
+            sure = np.abs(share - 0.5) > 1e-4
+            assert (bits == (share >= 0.5))[sure].all()
+        lost += sum(not crowd for *_, crowd in objects_of(number)) - len(objects)
+    assert least - 0.02 <= min(factors) < 0.98 and 1.05 < max(factors) <= most + 0.1
+    assert bool(lost) == (augmentation == "strong")
+
+
+def test_a_preset_keeps_the_order_and_the_draws(source, uninterrupted):
+    settings = preprocessing(augmentation="strong")
+    batches = train(source, grouped_order(source), 0, 6, settings=settings)
+    assert_same(train(source, grouped_order(source), 4, 2, settings=settings), batches[4:])
+    for plain, batch in zip(uninterrupted, batches, strict=False):
+        assert batch["image"].shape == plain["image"].shape
+        for name in ("id", "draw"):
+            np.testing.assert_array_equal(batch[name], plain[name])
+        assert (batch["boxes"].reshape(8, -1, 2, 2) <= batch["size"][:, None, None] + 1e-3).all()
+
+
+def test_colours_change_in_the_image_alone():
+    """As SSD's colours of the part that is no padding, whose mean counts."""
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 4, 6, 3), np.uint8)
+    pixels[1, 3:], pixels[1, :, 5:] = 0, 0
+    blocks = space_to_depth.rearrange(jnp.asarray(pixels, jnp.float32))
+    sizes = np.array([(4, 6), (3, 5)], np.float32)
+    batch: Any = {"image": jnp.asarray(blocks, jnp.uint8), "size": sizes}
+    batch["draw"] = np.array([3, 4], np.int32)
+    found = space_to_depth.restore(
+        np.asarray(input_pipeline.normalized(batch, jnp.float32, colours=1.5))
+    )
+    draws = hashing.uniform(batch["draw"][:, None], 2, jnp.arange(4))
+    for i, (height, width) in enumerate(sizes.astype(int)):
+        part = jnp.asarray(pixels[i : i + 1, :height, :width])
+        expected = np.asarray(augmentation.jitter(part, draws[i : i + 1], 1.5))[0]
+        expected = (expected - np.array([123.675, 116.28, 103.53])) / [58.395, 57.12, 57.375]
+        np.testing.assert_allclose(found[i, :height, :width], expected, atol=1e-4)
+        assert not found[i, height:].any() and not found[i, :, width:].any()
 
 
 def test_a_damaged_mask(tmp_path):

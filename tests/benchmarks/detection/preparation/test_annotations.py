@@ -44,7 +44,7 @@ def test_one_file_is_split(flags, tmp_path):
     assert val["annotations"] == [r for r in data["annotations"] if r["image_id"] in ids]
     both = {split: rows(tmp_path / "out", split) for split in ("train", "val")}
     assert set(both["val"]) == ids
-    assert set(both["train"]) == {r["image_id"] for r in data["annotations"]} - ids
+    assert set(both["train"]) == {r["id"] for r in data["images"]} - ids  # also the empty ones
     rare = [
         sum(5 in r["image/object/class/label"] for r in part.values()) for part in both.values()
     ]

@@ -2,11 +2,14 @@
 
 import io
 import json
+import logging
 
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from benchmarks.detection import records
+from benchmarks.records import RecordFiles
 from common.errors import UserError
 from scripts import prepare
 from tests.benchmarks.detection.preparation.test_coco import (
@@ -15,6 +18,7 @@ from tests.benchmarks.detection.preparation.test_coco import (
     TRAIN,
     VAL,
     annotations,
+    boxes_of,
     image_file,
     rows,
     train_id,
@@ -43,9 +47,8 @@ def own(folder, change=lambda train, val: None, **flags):
     values = {"train-images": folder / "train", "val-images": folder / "val"}
     values |= {"train-annotations": folder / "my train.json", "out": folder / "out"}
     values |= {"val-annotations": folder / "my val.json"} | flags
-    prepare.make(
-        "coco", [f"--{name}={value}" if value else f"--{name}" for name, value in values.items()]
-    )
+    flags = [f"--{name}={value}" if value else f"--{name}" for name, value in values.items()]
+    print(prepare.make("coco", flags))
     return folder / "out"
 
 
@@ -63,6 +66,8 @@ def test_own_images_need_no_official_names(tmp_path, capsys):
             {"id": 91, "bbox": [500, 5, 9, 9], **zero},
             {"id": 92, "bbox": [5, 5, -3, 9], **zero},
         ]
+        (lone,) = (r for r in train["annotations"] if r["image_id"] == train_id(12))
+        lone["bbox"] = [5, 5, 0, 9]
 
     out = own(tmp_path, change)
     names = sorted(path.name for path in out.glob("*.tfrecord"))
@@ -74,14 +79,54 @@ def test_own_images_need_no_official_names(tmp_path, capsys):
     splits = json.loads((out / "manifest.json").read_text())["splits"]
     assert splits["val"]["image_ids"] == list(rows(out, "val"))
     train = splits["train"]
-    assert train["boxes"] == {"dropped": 3, "cut": 1, "per_image": [0, 4, 4, 4]}
+    # Of 16 images 4 have no object, and of one the objects have no box.
+    assert train["boxes"] == {"dropped": 4, "cut": 1, "per_image": [4, 3, 4, 4]}
+    assert (train["images"], train["with_boxes"], train["examples"]) == (16, 11, 15)
+    labels = [row["image/object/class/label"] for row in rows(out, "train").values()]
+    assert labels.count([]) == 4 and len(labels) == 15
     printed = capsys.readouterr().out
-    assert "train: 4 images without boxes: no record" in printed
-    assert "train: 3 boxes have no area inside of their image" in printed
+    assert "train: 4 images without objects" in printed
+    assert "train: 1 image without boxes: no record" in printed
+    assert "15 train (4 without objects) and 6 val images" in printed
+    assert "train: 4 boxes have no area inside of their image" in printed
     assert "train: 1 box was cut at the edge of its image" in printed
     assert (
         f"{tmp_path}/train holds 1 image that the annotations do not list, for one more" in printed
     )
+
+
+def changed_masks(train, _):
+    """Of an image only a crowd is left, and another one cannot be read."""
+    (lone,) = (r for r in train["annotations"] if r["image_id"] == train_id(12))
+    lone["iscrowd"] = 1
+    train["images"][0]["width"] = 41
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_manifest_spares_the_scan_of_masks(tmp_path, monkeypatch, caplog, empty):
+    """It says what the records say: which are examples, upright, and how many boxes they have."""
+    caplog.set_level(logging.INFO, "tpu_suite")
+
+    def change(train, _):
+        changed_masks(train, _)
+        if not empty:
+            train["images"] = [train["images"][i] for i in range(16) if boxes_of(i)]
+
+    out = own(tmp_path, change, masks="")
+    found = []
+    for trusted in (False, True):
+        for split, names in (("train", "train-*"), ("eval", "val-*")):
+            files = RecordFiles(str(out), names, split, f"{tmp_path}/{split}.json", trusted)
+            source = records.open_records(files, (3, 7, 12), 1, True, empty)
+            places = [source.shards.where(i) for i in range(source.shards.total)]
+            found.append((source, source.image_ids, source.upright, places))
+        monkeypatch.setattr(records, "_scan_file", None)
+    assert [row[1:] for row in found[:2]] == [row[1:] for row in found[2:]]
+    train, val = found[0][0], found[1][0]
+    assert train.shards.total == len(train.upright) == 10 + 4 * empty
+    assert (sum(train.upright), len(val.upright)) == (1, 6)  # EXIF turns one
+    half = len(caplog.messages) // 2
+    assert caplog.messages[:half] == caplog.messages[half:] and half == 2 + empty
 
 
 def test_a_bad_training_image_is_left_out_and_a_bad_validation_image_is_not(tmp_path, capsys):
@@ -96,7 +141,7 @@ def test_a_bad_training_image_is_left_out_and_a_bad_validation_image_is_not(tmp_
         {"file": "train/0000.jpg", "reason": size},
         {"file": "train/0005.jpg", "reason": "not an image that can be read"},
     ]
-    assert content["splits"]["train"]["examples"] == 10 == len(rows(out, "train"))
+    assert content["splits"]["train"]["examples"] == 14 == len(rows(out, "train"))
     assert "left out: train/0000.jpg: the image is" in capsys.readouterr().out
     with pytest.raises(UserError, match=r"val/0020.jpg: the image .*remove image 0 from .*my val"):
         own(tmp_path / "b", lambda _, val: val["images"][0].update(height=7))
@@ -104,7 +149,7 @@ def test_a_bad_training_image_is_left_out_and_a_bad_validation_image_is_not(tmp_
 
 def test_file_names_of_other_machines(tmp_path):
     out = own(tmp_path, letters)
-    assert len(rows(out, "train")) == 12 and len(rows(out, "val")) == 6
+    assert len(rows(out, "train")) == 16 and len(rows(out, "val")) == 6
 
 
 def corners(train, _):

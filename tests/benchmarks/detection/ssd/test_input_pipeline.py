@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from PIL import Image
 
-from benchmarks.detection import records
+from benchmarks.detection import augmentation, records
 from benchmarks.detection.records import Source
 from benchmarks.detection.ssd import input_pipeline
 from benchmarks.detection.ssd.settings import Preprocessing
@@ -28,7 +28,7 @@ SIZE, MAX_BOXES = 24, 5
 AUGMENT = jax.jit(input_pipeline.augment, static_argnums=(3, 4))
 
 
-def preprocessing(max_samples=1, antialias=False):
+def preprocessing(max_samples=1, antialias=False, **changed):
     return Preprocessing(
         max_boxes=MAX_BOXES,
         random_flip=True,
@@ -36,6 +36,7 @@ def preprocessing(max_samples=1, antialias=False):
         crop_side_min=0.3,
         max_samples=max_samples,
         antialias=antialias,
+        **changed,
     )
 
 
@@ -106,6 +107,24 @@ def train(source, order, start, steps, hosts=1, settings=SETTINGS):
     return global_batches(stream, hosts, steps, spec)
 
 
+def test_images_without_objects_are_cropped_too(folder, source):
+    where = RecordFiles(str(folder), "train-*", "train", f"{folder}/cache/empty.json")
+    everything = records.open_records(where, IDS, MAX_BOXES, keep_empty=True)
+    assert everything.shards.total == 61 and source.shards.total == 53
+    empty, whole = 0, 0
+    for batch in train(everything, order_of(everything), 0, 8):
+        has_objects = (batch["classes"] > 0).any(1)
+        assert has_objects.tolist() == [i % 7 != 5 for i in batch["id"]]
+        assert not batch["boxes"][~has_objects].any()
+        for row in np.flatnonzero(~has_objects):
+            i = int(batch["id"][row])
+            file = io.BytesIO(encode(*size_of(i), "JPEG", i))
+            difference = resized(np.asarray(Image.open(file).convert("RGB")), False)
+            whole += np.abs(difference - batch["image"][row]).mean() < 1
+            empty += 1
+    assert empty > 10 and whole < empty / 2
+
+
 # 53 examples in 8 streams, in blocks of 3, 2 rows a step: epochs end in steps 2 and 3.
 def order_of(source, seed=1):
     return Order.make(source.shards.counts, seed, 16, 8, 24)
@@ -169,14 +188,14 @@ def test_pixels_and_boxes_of_a_crop(source, antialias):
     assert len(set(sizes)) > 8
 
 
-def resized(pixels, antialias):
-    """float64[SIZE, SIZE, 3], bilinear with half-pixel centres, from uint8[h, w, 3]."""
+def resized(pixels, antialias, side=SIZE):
+    """float64[side, side, 3], bilinear with half-pixel centres, from uint8[h, w, 3]."""
     values = pixels.astype(float)
     for axis in (0, 1):
         length = values.shape[axis]
-        scale = length / SIZE
+        scale = length / side
         reach = max(scale, 1) if antialias else 1
-        centre = (np.arange(SIZE) + 0.5) * scale - 0.5
+        centre = (np.arange(side) + 0.5) * scale - 0.5
         if not antialias:
             centre = np.clip(centre, 0, length - 1)
         distance = np.abs(np.arange(length) - centre[:, None]) / reach
@@ -253,6 +272,41 @@ def test_other_kinds_than_jpeg(tmp_path, source):
 # On the device.
 
 
+@pytest.mark.parametrize(
+    ("draws", "side", "begin"),
+    [
+        ((0.49, 0.9, 0.9, 0.9), 24, (0, 0)),
+        ((0.5, 1 / 3, 0, 0.999), 12, (0, 12)),
+        ((0.7, 0.999, 0.5, 0.25), 6, (9, 4)),
+        ((0.9, 0.1, 0.1, 0.8), 18, (0, 5)),
+    ],
+)
+def test_an_image_on_a_larger_canvas(draws, side, begin):
+    """At most 4 times as large; boxes move with the pixels, and padding stays."""
+    image = np.random.default_rng(side).integers(0, 256, (SIZE, SIZE, 3), np.uint8)
+    boxes = np.array([(0, 0.25, 0.5, 1), (0.125, 0.5, 0.25, 0.75), (0, 0, 0, 0)], np.float32)
+    found, moved = input_pipeline.zoom_out(image, boxes, np.array(draws, np.float32), 4)
+    (y, x), expected = begin, np.broadcast_to(np.round(MEAN), image.shape).copy()
+    expected[y : y + side, x : x + side] = resized(image, True, side)
+    assert found.dtype == "uint8" and np.abs(found.numpy() - expected).max() <= 0.51
+    corner = np.array([*begin, *begin]) / SIZE
+    np.testing.assert_allclose(moved[:2], boxes[:2] * side / SIZE + corner, atol=1e-6)
+    assert not moved[2].numpy().any()
+
+
+def test_a_preset_changes_pixels_and_boxes_and_nothing_else(source, uninterrupted):
+    settings = preprocessing(augmentation="strong")
+    batches, half = train(source, order_of(source), 0, 6, settings=settings), []
+    assert_same(train(source, order_of(source), 4, 2, settings=settings), batches[4:])
+    for plain, batch in zip(uninterrupted, batches, strict=False):
+        for name in ("id", "classes", "augment"):
+            np.testing.assert_array_equal(batch[name], plain[name])
+        half += (batch["image"] == plain["image"]).reshape(16, -1).all(1).tolist()
+        same = (batch["boxes"] == plain["boxes"]).reshape(16, -1).all(1)
+        assert same.tolist() == half[-16:]
+    assert 0.3 < np.mean(half) < 0.7
+
+
 def seeds_and_boxes(count):
     draw = np.random.default_rng(count)
     images = draw.integers(0, 256, (count, 9, 11, 3), np.uint8)
@@ -281,6 +335,11 @@ def test_augment_as_float64_arithmetic():
         np.testing.assert_allclose(ours[i], expected, atol=0.01)
         np.testing.assert_allclose(moved[i], box, atol=1e-6)
     assert 16 < flips < 48
+    strong, _ = AUGMENT(images, boxes, seeds, False, jnp.float32, jnp.float32(1.5))
+    signed = 2 * np.array([float(hashing.uniform(seeds[0], k)) for k in range(4)]) - 1
+    factors = 1 + 1.5 * np.array([0.125, 0.5, 0.5]) * signed[:3]
+    expected = reference_colours(images[0], *factors, 1.5 * 0.05 * signed[3])
+    np.testing.assert_allclose(strong[0], (np.clip(expected, 0, 255) - MEAN) / STDDEV, atol=0.01)
     _, same = AUGMENT(images, boxes, seeds, False, jnp.float32)
     np.testing.assert_array_equal(same, boxes)
 
@@ -315,7 +374,7 @@ def reference_colours(image, brightness, contrast, saturation, hue):
 
 def jitter(images, *strengths):
     rows = [jnp.asarray(strength, jnp.float32) for strength in strengths]
-    result = input_pipeline.jitter_colours(jnp.asarray(images), *rows)
+    result = augmentation.jitter_colours(jnp.asarray(images), *rows)
     assert result.dtype == jnp.float32 and result.shape == images.shape
     return np.asarray(result)
 

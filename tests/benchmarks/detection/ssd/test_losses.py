@@ -43,19 +43,21 @@ def matched(boxes: np.ndarray, classes: np.ndarray) -> tuple[np.ndarray, np.ndar
 def formula(
     deltas: np.ndarray, logits: np.ndarray, targets: np.ndarray, labels: np.ndarray
 ) -> tuple[float, float]:
-    """The two losses of one image in float64; ranks by sorting twice, as MLPerf's code does."""
+    """The two losses of one image in float64; ranks by sorting twice, as MLPerf's code does.
+
+    An image without objects counts as one with 16 positive anchors, of which it has none.
+    """
     positive = labels > 0
-    if not positive.any():
-        return 0.0, 0.0
+    count = positive.sum() or 16
     distance = np.abs(deltas - targets)
     box = np.where(distance < 1, distance**2 / 2, distance - 0.5).sum(1)[positive].sum()
     shares = np.exp(logits - logits.max(1, keepdims=True))
     entropy = -np.log(shares[np.arange(len(labels)), labels] / shares.sum(1))
     order = np.argsort(np.where(positive, -np.inf, entropy))[::-1]
     ranks = np.argsort(order)
-    negative = ~positive & (ranks < min(3 * positive.sum(), len(labels)))
+    negative = ~positive & (ranks < min(3 * count, len(labels)))
     classes = entropy[positive].sum() + entropy[negative].sum()
-    return box / positive.sum(), classes / positive.sum()
+    return box / count, classes / count
 
 
 def draw(seed: int, images: int, most: int) -> tuple[np.ndarray, ...]:
@@ -121,7 +123,20 @@ def test_the_gradient_is_that_of_finite_differences_of_the_formula():
                     np.testing.assert_allclose(gradients[which][i, n, c], difference, atol=2e-6)
                     checked += difference != 0
     assert checked > 50
-    assert not gradients[0][2].any() and not gradients[1][2].any()  # an image without boxes
+    used = np.flatnonzero(np.abs(gradients[1][2]).sum(1) > 0)  # of an image without boxes
+    entropy = jax.nn.logsumexp(logits[2], 1) - logits[2, :, 0]
+    assert sorted(used) == sorted(np.argsort(-entropy)[:48]) and not gradients[0][2].any()
+
+
+def test_images_without_objects_change_no_other_image():
+    deltas, logits, boxes, classes = draw(17, 6, 3)
+    classes[:3], classes[3:, 0] = 0, 2
+    boxes[3:] = np.where(classes[3:, :, None] > 0, random_boxes(np.random.default_rng(1), 3, 3), 0)
+    together = np.asarray(LOSS(deltas, logits, boxes, classes, ANCHORS))
+    inputs = deltas, logits, boxes, classes
+    parts = [LOSS(*(x[rows] for x in inputs), ANCHORS) for rows in (slice(3), slice(3, None))]
+    np.testing.assert_allclose(together, np.concatenate(parts, 1), rtol=1e-6)
+    assert (together[1] > 0).all() and (together[0] > 0).tolist() == [False] * 3 + [True] * 3
 
 
 def test_of_equal_negatives_the_first_count_and_exactly_three_per_positive():
