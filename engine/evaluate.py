@@ -108,8 +108,7 @@ def predict_all(run: Run, predict: Callable[..., Any], state: TrainState) -> Ite
         previous = output
     if previous is not None:
         yield real_rows(previous)
-    expected = benchmark.num_examples("eval")
-    if counted != expected:
+    if counted != (expected := benchmark.eval_rows):
         raise DataError(f"evaluation saw {counted:,} examples, the data hold {expected:,}")
 
 

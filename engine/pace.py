@@ -36,7 +36,8 @@ def seconds_per_evaluation(programs: Programs, plan: Plan) -> float:
     It is the time of the first batch times the number of batches. Opens the evaluation data.
     """
     benchmark, size = programs.benchmark, programs.settings.eval_batch_size
-    count = -(-benchmark.open("eval") // size)
+    benchmark.open("eval")
+    count = -(-benchmark.eval_rows // size)
     shard = jax.process_index(), jax.process_count()
     batch = next(iter(Feed(benchmark.eval_batches(size, *shard), programs.mesh, ahead=0)))
     state = programs.initial_state(plan)

@@ -76,7 +76,8 @@ def _trained(
 ) -> dict[str, Any]:
     """The leaves of an image to train on."""
     mirrored = tensorflow().equal(seeds[0] % 2, 1) & preprocessing.random_flip
-    image, size = padded(records.read_image(serialized), shape, preprocessing, only_jpeg, mirrored)
+    decoded = _decoded(records.read_image(serialized), only_jpeg)
+    image, size = padded(decoded, shape, preprocessing, mirrored)
     masks = masks_of_record(serialized, preprocessing.mask_size, mirrored)
     objects = source.objects(serialized, crowds=False)
     row = _objects(objects, masks, size, mirrored, preprocessing.max_boxes)
@@ -125,7 +126,7 @@ def _evaluated(
 ) -> dict[str, Any]:
     """The arrays of an image to evaluate, without a batch axis."""
     original = records.read_image(serialized)
-    image, size = padded(original, shape, preprocessing, only_jpeg)
+    image, size = padded(_decoded(original, only_jpeg), shape, preprocessing)
     return {
         "image": image,
         "size": size,
@@ -134,21 +135,23 @@ def _evaluated(
     }
 
 
+def _decoded(image: Image, only_jpeg: bool) -> Any:
+    """The pixels uint8[h, w, 3] of a record's image, whose size is checked."""
+    decoded = pixels.decode(image.encoded, only_jpeg=only_jpeg)
+    return image.checked(decoded, tensorflow().shape(decoded)[:2])
+
+
 def padded(
-    image: Image,
-    shape: tuple[int, int],
-    preprocessing: Preprocessing,
-    only_jpeg: bool,
-    mirrored: Any = False,
+    image: Any, shape: tuple[int, int], preprocessing: Preprocessing, mirrored: Any = False
 ) -> tuple[Any, Any]:
     """(uint8[H/2, W/2, 12] resized and padded, float32[2] height and width without padding).
 
-    The 12 channels are the colours of 2x2 pixels, in the order of `space_to_depth.rearrange`.
+    `image` is uint8[h, w, 3]. The 12 channels are the colours of 2x2 pixels, in the order of
+    `space_to_depth.rearrange`.
     """
     tf = tensorflow()
-    decoded = pixels.decode(image.encoded, only_jpeg=only_jpeg)
-    size = preprocessing.resized(image.checked(image.size, tf.shape(decoded)[:2]))
-    resized = pixels.sample(decoded, size, "bilinear")
+    size = preprocessing.resized(tf.shape(image)[:2])
+    resized = pixels.sample(image, size, "bilinear")
     resized = tf.cond(tf.convert_to_tensor(mirrored), lambda: resized[:, ::-1], lambda: resized)
     missing = shape - size
     filled = tf.pad(resized, [[0, missing[0]], [0, missing[1]], [0, 0]])
