@@ -81,7 +81,7 @@ class Detection:
     nms_iou: Share
     max_detections: Annotated[int, "[1, 10000]"]
     target: Share
-    eval_tiles: int | str = 0
+    eval_tiles: Annotated[int, "[0, 65536]"] | str = 0
 
     def __post_init__(self):
         tiles = self.eval_tiles
