@@ -23,6 +23,7 @@ from common.progress import Progress
 from common.tensorflow import tensorflow
 
 _OVERLAP = 0.2  # of a tile and the next, as a share of its side
+_ARRAYS = ("score", "class", "boxes", "masks")  # of detections, in the outputs of `predict`
 _SHARED = 0.5  # of the smaller of two boxes: with so much in the better one, both are one object
 
 
@@ -64,7 +65,7 @@ def join(rows: Mapping[str, np.ndarray], windows: np.ndarray) -> dict[str, np.nd
     part, place = np.nonzero(rows["score"] > 0)
     best = np.argsort(-rows["score"][part, place], kind="stable")
     part, place = part[best], place[best]
-    found = {name: values[part, place] for name, values in rows.items()}
+    found = {name: rows[name][part, place] for name in _ARRAYS if name in rows}
     found["boxes"] = found["boxes"] + np.tile(windows[part, :2], 2).astype(np.float32)
     corners, kept = found["boxes"].astype(np.float64), np.ones(len(part), bool)
     areas = np.prod(np.maximum(corners[:, 2:] - corners[:, :2], 0), axis=1)
@@ -104,7 +105,7 @@ class Parts:
         rows = []
         for image, (first, count) in enumerate(zip(self.firsts, self.counts, strict=True)):
             parts = [places[number] for number in range(first, first + count)]
-            names = [name for name in parts[0][0] if name != "image_id"]
+            names = [name for name in _ARRAYS if name in parts[0][0]]
             stacked = {name: np.stack([row[name][i] for row, i in parts]) for name in names}
             found = join(stacked, self.windows[first : first + count])
             row = {name: values[None] for name, values in found.items()}
