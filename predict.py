@@ -22,6 +22,7 @@ from engine import environment
 environment.set_defaults(TF_CPP_MIN_LOG_LEVEL="3")
 
 from commands import predict  # noqa: E402
+from commands.predict import boxes  # noqa: E402
 from commands.predict.model import Request  # noqa: E402
 from common import cli  # noqa: E402
 from common.errors import UserError  # noqa: E402 (the environment decides how libraries start)
@@ -92,7 +93,9 @@ def _add_kinds(parser: cli.Parser) -> None:
     add("--labels", help="file with a class name per line; default: the model's names")
     add = group("detectors")
     add("--min_score", type=cli.share, help="of a detection, at least (0.3; .coco.json: 0)")
-    add("--max_detections", type=natural, help="the best of each picture (100)")
+    add("--max_detections", type=natural, help="the best of each picture (100; in tiles 1,000)")
+    text = "side in pixels of overlapping tiles, for small objects, or auto: the model's input"
+    add("--tiles", type=boxes.tile_side, help=text)
     add("--draw", help="folder for the pictures with boxes and masks")
     add = group("translators and recommenders")
     add("--data_dir", help="where the vocabulary or the ratings are, if not where the run had them")

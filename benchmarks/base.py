@@ -121,6 +121,11 @@ class Benchmark(abc.ABC):
     def num_examples(self, split: str) -> int:
         """The number of examples in an epoch ("train") or an evaluation ("eval"), once opened."""
 
+    @property
+    def eval_rows(self) -> int:
+        """The rows of `eval_batches` without padding: more than the examples if one has several."""
+        return self.num_examples("eval")
+
     @abc.abstractmethod
     def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:
         """The shapes and dtypes of all kinds of batches in `split`; leaves are [B, ...]."""

@@ -185,6 +185,9 @@ class Classes(Uses, abc.ABC):
         return None
 
 
+LEAST_TILE = 32  # pixels of a tile's side
+
+
 class Detection(NamedTuple):
     """An object that a detector has found on a photo."""
 
@@ -209,6 +212,26 @@ class Boxes(Uses, abc.ABC):
         `encoded` is an upright JPEG of `height` x `width` pixels; DataError says that it cannot be
         decoded.
         """
+
+    @property
+    @abc.abstractmethod
+    def tile_side(self) -> int:
+        """The side in pixels of the tiles that the model sees in their own size."""
+
+    @abc.abstractmethod
+    def parts(
+        self, encoded: bytes, height: int, width: int, tile: int
+    ) -> Sequence[Callable[[], dict[str, np.ndarray]]]:
+        """Functions that make the `inputs` of a photo, and of its tiles with `tile` pixels a side.
+
+        The photo is decoded already, or DataError says that it cannot be. A `tile` of 0 cuts none.
+        """
+
+    @abc.abstractmethod
+    def join(
+        self, rows: Sequence[Mapping[str, np.ndarray]], height: int, width: int, tile: int
+    ) -> Mapping[str, np.ndarray]:
+        """The row of a photo, from the rows of its `parts`."""
 
     @abc.abstractmethod
     def detections(self, row: Mapping[str, np.ndarray], height: int, width: int) -> list[Detection]:

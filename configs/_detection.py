@@ -1,6 +1,7 @@
 """What the recipes of both detectors share, SSD's and Mask R-CNN's."""
 
 import ml_collections
+from ml_collections import config_dict
 
 from configs import _loop
 
@@ -45,6 +46,8 @@ def get_config() -> ml_collections.ConfigDict:
     # Evaluation.
     config.min_score = 0.05  # detections with a lower score are dropped
     config.nms_iou = 0.5  # of two boxes of a class that overlap so much, the better one stays
+    # Pixels of the tiles that images are cut into to evaluate; 'auto': the model's input; 0: none.
+    config.eval_tiles = config_dict.FieldReference(0, field_type=object)
     config.stop_at_target = True
     return config
 

@@ -111,8 +111,7 @@ def predict_all(run: Run, predict: CompiledStep, state: TrainState) -> Iterator[
         previous = output
     if previous is not None:
         yield real_rows(previous)
-    expected = benchmark.num_examples("eval")
-    if counted != expected:
+    if counted != (expected := benchmark.eval_rows):
         raise DataError(f"evaluation saw {counted:,} examples, the data hold {expected:,}")
 
 

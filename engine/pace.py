@@ -38,7 +38,8 @@ def seconds_per_evaluation(programs: Programs, plan: Plan) -> float:
     It is the time of the first batch times the number of batches. Opens the evaluation data.
     """
     benchmark, size = programs.benchmark, programs.settings.eval_batch_size
-    count, shard = benchmark.open("eval"), (jax.process_index(), jax.process_count())
+    benchmark.open("eval")
+    rows, shard = benchmark.eval_rows, (jax.process_index(), jax.process_count())
 
     def first(size: int) -> Any:
         return next(iter(Feed(benchmark.eval_batches(size, *shard), programs.mesh, ahead=0)))
@@ -52,7 +53,7 @@ def seconds_per_evaluation(programs: Programs, plan: Plan) -> float:
     state = programs.initial_state(plan)
     started = time.monotonic()
     jax.block_until_ready(predict(*evaluated_weights(state), batch))
-    return -(-count // predict.batch_size) * (time.monotonic() - started)
+    return -(-rows // predict.batch_size) * (time.monotonic() - started)
 
 
 def make_step(programs: Programs, plan: Plan, batch: Mapping[str, Any]) -> Callable[[], None]:

@@ -186,10 +186,10 @@ def _look(
     model: sources.PictureModel, predictor: Predictor, path: str
 ) -> tuple[sources.Picture, Leaves]:
     """A photo, and what the model computes for it."""
-    picture = sources.load_picture(path, model.inputs)
-    if picture.inputs is None:
+    picture = sources.load_picture(path, model.parts)
+    if picture.error:
         raise DataError(picture.error)
-    return picture, predictor([picture.inputs])[0]
+    return picture, predictor([picture.parts[0]()])[0]
 
 
 def _translate(translator: sentences.Translator, sentence: str) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,16 +10,17 @@ import jax
 import numpy as np
 
 from benchmarks.base import Group, HostBatch, Identity, Spec, Target, distinct
-from benchmarks.detection import coco, records, weights
+from benchmarks.detection import coco, records, tiles, weights
 from benchmarks.detection.scoring import NAMES, Scorer, headline
 from benchmarks.detection.settings import Data, Settings
 from benchmarks.records import RecordBenchmark, RecordFiles, Source, labels_and_groups
 from common.data import data_manifest, files
 from common.data.decoding import Reader
-from common.errors import ConfigError, DataError
+from common.errors import ConfigError, DataError, count
 from common.images import pixels
 from common.tensorflow import tensorflow
 
+_log = logging.getLogger("tpu_suite")
 _OBJECTS = 16  # in an image of a fake batch, at most
 _FROZEN = "bn_statistics='frozen' keeps the BatchNorm"
 Leaves = dict[str, tuple[tuple[int, ...], Any]]  # name -> (shape of an example, dtype)
@@ -148,6 +150,36 @@ class Detector(RecordBenchmark[Source]):
             return None, None
         return labels_and_groups(source.shards, f"{self.cache_dir}/groups.json")
 
+    @functools.cached_property
+    def parts(self) -> tiles.Parts | None:
+        """What the images to evaluate are cut into, by config.eval_tiles; None if they are not."""
+        tile = self.settings.detection.eval_tiles
+        if not (side := self.settings.images.side if tile == "auto" else tile):
+            return None
+        parts = tiles.Parts(self.annotations, side)
+        cut, made = int(np.sum(parts.counts > 1)), len(parts.windows) - len(parts.counts)
+        what = f"{count(cut, 'image')} of {len(parts.counts):,} in {count(made, 'tile')}"
+        what = what if cut else "no image to evaluate is larger, so that none is cut"
+        _log.info("NOTE config.eval_tiles=%s, of %d pixels: %s", tile, side, what)
+        return parts
+
+    @property
+    def eval_rows(self) -> int:
+        return len(self.parts.windows) if self.parts else super().eval_rows
+
+    def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
+        source, shares = self.source("eval"), (batch_size, shard, num_shards)
+        if self.parts is None:
+            return self.image_batches(source, *shares)
+        uses: Any = self.uses
+        return self.parts.batches(source, uses, len(self.image_shapes), *shares)
+
+    def image_batches(
+        self, source: Source, batch_size: int, shard: int, num_shards: int
+    ) -> Iterator[HostBatch]:
+        """`eval_batches` of complete images."""
+        raise NotImplementedError
+
     def decode_all(self, source: Any) -> None:
         def decode(serialized: Any, only_jpeg: bool) -> dict[str, Any]:
             image = records.read_image(serialized)
@@ -237,7 +269,7 @@ class Detector(RecordBenchmark[Source]):
     @functools.cached_property
     def scorer(self) -> Scorer:
         """The scorer, which also has the detections in COCO's format."""
-        return Scorer(self.annotations, self.keys.class_numbers == "ids")
+        return Scorer(self.annotations, self.keys.class_numbers == "ids", self.parts)
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         return self.scorer.score(rows)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.detection.coco import Annotations, outline_lists
+from benchmarks.detection.tiles import Parts
 from common.progress import Progress
 
 PRECISIONS = ("mAP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")
@@ -94,11 +95,12 @@ def _matches(evaluation: Any) -> list[Match]:
 class Scorer:
     """Scores what a detector predicts for all images of the annotations.
 
-    Class k is the k-th category, or, `by_id`, the category whose id is k.
+    Class k is the k-th category, or, `by_id`, the category whose id is k. With `parts`, the rows
+    are those of the images' parts, which are joined.
     """
 
-    def __init__(self, annotations: Annotations, by_id: bool = False):
-        self.annotations, self._by_id = annotations, by_id
+    def __init__(self, annotations: Annotations, by_id: bool = False, parts: Parts | None = None):
+        self.annotations, self._by_id, self._parts = annotations, by_id, parts
         self._last: tuple[list[Any], dict[str, np.ndarray]] = [], {}
         self._judged: tuple[dict[str, np.ndarray], Quality] | None = None
 
@@ -120,7 +122,8 @@ class Scorer:
         outputs = list(rows)
         cached, columns = self._last
         if [id(score()) for score in cached] != [id(row["score"]) for row in outputs]:
-            columns = self.make([*map(self._in_order, outputs)] if self._by_id else outputs)
+            found = [*map(self._in_order, outputs)] if self._by_id else outputs
+            columns = self.make(self._parts.joined(found) if self._parts else found)
             self._last = [weakref.ref(row["score"]) for row in outputs], columns
         return columns
 

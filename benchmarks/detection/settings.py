@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 import jax.numpy as jnp
 
 from benchmarks.detection.augmentation import PRESETS, Preset
+from benchmarks.uses import LEAST_TILE
+from common.errors import ConfigError
 from common.keys import Count, Positive, Seed, Share
 
 Channels = Annotated[int, "[1, 65536]"]
@@ -87,6 +89,15 @@ class Detection:
     nms_iou: Share
     max_detections: Annotated[int, "[1, 10000]"]
     target: Share
+    eval_tiles: Annotated[int, "[0, 65536]"] | str = 0
+
+    def __post_init__(self):
+        tiles = self.eval_tiles
+        if tiles not in (0, "auto") and (isinstance(tiles, str) or tiles < LEAST_TILE):
+            raise ConfigError(
+                f"config.eval_tiles={tiles!r}: must be 0 (no tiles), 'auto' (as large as the "
+                f"model's input) or the side of a tile, {LEAST_TILE} pixels or more"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.detection import exhibits, records, weights
+from benchmarks.detection import exhibits, tiles, weights
 from benchmarks.detection.detector import Detector
 from benchmarks.uses import Boxes, Detection, Exhibit, Imported
 from common.data import data_manifest
-from common.errors import UserError
+from common.errors import DataError, UserError
 from common.exportable import Arrays, ExportableProgram
 from common.images import photos, pixels
 from common.images.input_spec import run_decoder
@@ -41,7 +41,6 @@ class DetectorUses(Boxes):
 
     def __init__(self, benchmark: Detector):
         self._benchmark = benchmark
-        self._decoders: dict[bool, tuple[Callable[..., Any], Callable[..., Any]]] = {}
 
     def read_foreign(self, file: str) -> Imported:
         return weights.read_foreign(self._benchmark, file)
@@ -66,22 +65,52 @@ class DetectorUses(Boxes):
         return annotations.path, {i: tuple(columns[row]) for i, row in rows.items()}
 
     def inputs(self, encoded: bytes, height: int, width: int) -> dict[str, Any]:
-        upright = height > width
-        if upright not in self._decoders:
-            tf = tensorflow()
+        return self.parts(encoded, height, width, 0)[0]()
 
-            def plain(encoded: Any, size: Any) -> Any:
-                return self.leaves(records.Image(encoded, size), upright)
+    def parts(
+        self, encoded: bytes, height: int, width: int, tile: int
+    ) -> list[Callable[[], dict[str, Any]]]:
+        decode, _, _ = self._graphs
+        image = run_decoder(decode, pixels.decode, encoded).numpy()
+        if image.shape[:2] != (height, width):
+            found, wanted = (f"{h} x {w}" for h, w in (image.shape[:2], (height, width)))
+            raise DataError(f"the image has {found} pixels (height x width), not {wanted}")
+        windows = tiles.cut(height, width, tile).tolist()
+        return [
+            functools.partial(self._leaves, image[y : y + high, x : x + wide])
+            for y, x, high, wide in windows
+        ]
 
-            signature = [tf.TensorSpec([], tf.string), tf.TensorSpec([2], tf.int32)]
-            graph = tf.function(plain, input_signature=signature, autograph=False)
-            self._decoders[upright] = graph, plain
-        size = np.array([height, width], np.int32)
-        leaves = run_decoder(*self._decoders[upright], encoded, size)
+    @functools.cached_property
+    def _graphs(self) -> tuple[Any, ...]:
+        """Graphs that decode an image, and make the leaves of wide and of upright pixels."""
+        tf = tensorflow()
+        encoded, image = tf.TensorSpec([], tf.string), tf.TensorSpec([None, None, 3], tf.uint8)
+        leaves = (functools.partial(self.leaves, upright=upright) for upright in (False, True))
+        programs = zip((pixels.decode, *leaves), (encoded, image, image), strict=True)
+        return tuple(
+            tf.function(program, input_signature=[spec], autograph=False)
+            for program, spec in programs
+        )
+
+    def _leaves(self, image: np.ndarray) -> dict[str, Any]:
+        """The leaves of `predict` for pixels uint8[h, w, 3]."""
+        height, width, _ = image.shape
+        leaves = self._graphs[1 + (height > width)](image)
         return {name: x.numpy() for name, x in leaves.items()} | {"image_id": np.int32(0)}
 
-    def leaves(self, image: records.Image, upright: bool) -> dict[str, Any]:
-        """The image and the sizes that `predict` takes, as TensorFlow's tensors."""
+    @property
+    def tile_side(self) -> int:
+        return self._benchmark.settings.images.side
+
+    def join(
+        self, rows: Sequence[Mapping[str, np.ndarray]], height: int, width: int, tile: int
+    ) -> dict[str, np.ndarray]:
+        stacked = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+        return tiles.join(stacked, tiles.cut(height, width, tile))
+
+    def leaves(self, image: Any, upright: bool) -> dict[str, Any]:
+        """The leaves that `predict` takes, as TensorFlow's tensors, of an image uint8[h, w, 3]."""
         raise NotImplementedError
 
     def resized(self, photo: jax.Array, upright: bool) -> dict[str, jax.Array]:

@@ -3,6 +3,7 @@
 Objects become rows, and drawings: the photo with boxes, names, scores and the pixels of masks.
 """
 
+import argparse
 import colorsys
 import dataclasses
 import io
@@ -14,12 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from benchmarks.uses import Boxes
+from benchmarks.uses import LEAST_TILE, Boxes
 from commands.predict import outputs, sources
 from commands.predict.drawings import Drawings, Pen, enlarged
-from commands.predict.model import Batch, Leaves, Request
+from commands.predict.model import Batch, Leaves, Part, Request
 from commands.predict.outputs import Row, path_cell, say, shortest, text_cell
 from commands.predict.sources import Picture
+from common import cli
 from common.errors import count
 from common.images.photos import Jpeg
 from engine.checkpoint import model_source
@@ -27,6 +29,7 @@ from engine.checkpoint import model_source
 FORMATS = (*outputs.FORMATS, "coco")
 COLUMNS = ("path", "label", "category_id", "score", "x", "y", "width", "height", "error")
 _OPACITY = 0.45  # of masks
+_MOST, _MOST_IN_TILES = 100, 1000  # objects of a picture
 _MIN_SCORE = 0.3  # weaker detections are mostly wrong; COCO's score wants them all the same
 
 
@@ -35,8 +38,14 @@ class Options:
     """The flags of predict.py for detectors."""
 
     min_score: float | None = None
-    max_detections: int = 100
+    max_detections: int = 0
     draw: str = ""
+    tiles: int | str = 0  # pixels of a tile's side, "auto" or 0 for none
+
+    @property
+    def most(self) -> int:
+        """The most objects of a picture."""
+        return self.max_detections or (_MOST_IN_TILES if self.tiles else _MOST)
 
     def least(self, form: str) -> float:
         """The least score of a detection in this format."""
@@ -70,6 +79,14 @@ class Object(NamedTuple):
         return entry | ({"segmentation": self.outline} if self.outline else {})
 
 
+def tile_side(text: str) -> int | str:
+    """The type of --tiles."""
+    try:
+        return "auto" if text == "auto" else cli.integer(LEAST_TILE, 65536)(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"'auto', or the pixels of a side: {error}") from error
+
+
 def run(request: Request, options: Options, model: model_source.Model) -> int:
     """Writes the objects of each picture; returns the exit code."""
     return sources.answer(lambda: Detector(model, options, request.format), request)
@@ -90,6 +107,9 @@ class Detector(sources.PictureModel):
         model.check_finite()
         self._options, self._form = options, form
         self._drawings = Drawings(options.draw, "draw")
+        self._tile = self._uses.tile_side if options.tiles == "auto" else int(options.tiles)
+        self.has_parts = bool(self._tile)
+        self._cut = self._tiles = self._cropped = 0
 
     def files(self, paths: Sequence[str]) -> list[tuple[str, str]]:
         return self._drawings.files(paths)
@@ -100,6 +120,19 @@ class Detector(sources.PictureModel):
 
     def inputs(self, photo: Jpeg) -> Leaves:
         return self._uses.inputs(photo.encoded, photo.height, photo.width)
+
+    def parts(self, photo: Jpeg) -> Sequence[Part]:
+        return self._uses.parts(photo.encoded, photo.height, photo.width, self._tile)
+
+    def joined(self, picture: Picture, results: Sequence[Leaves]) -> Leaves:
+        """Joins the parts' objects; weak ones, which suppress no others, are left out before."""
+        if not self._tile:
+            return results[0]
+        assert picture.photo is not None
+        self._cut, self._tiles = self._cut + (len(results) > 1), self._tiles + len(results) - 1
+        least = np.float32(self._options.least(self._form))
+        strong = [{**row, "score": row["score"] * (row["score"] >= least)} for row in results]
+        return self._uses.join(strong, picture.photo.height, picture.photo.width, self._tile)
 
     def row(self, picture: Picture, result: Leaves | None) -> Row:
         if result is None or picture.photo is None:
@@ -118,7 +151,22 @@ class Detector(sources.PictureModel):
             category, name = self._categories[each.number - 1]
             if name and each.score >= least:
                 objects.append(Object(name, category, *each[1:]))
-        return objects[: self._options.max_detections]
+        self._cropped += len(objects) > self._options.most
+        return objects[: self._options.most]
+
+    def score(self) -> str:
+        """What was cut into tiles; and where, for once, there were more objects than kept."""
+        if not self._tile:
+            return ""
+        text = f"{count(self._cut, 'picture')} in {count(self._tiles, 'tile')}"
+        text = text if self._cut else "no picture is larger, so that none was cut"
+        text = f"tiles of {self._tile} pixels: {text}"
+        if self._cropped:
+            text += (
+                f"; of {count(self._cropped, 'picture')} the best {self._options.most:,} objects "
+                "are kept, --max_detections=N keeps more"
+            )
+        return text
 
     def write(self, request: Request, paths: Sequence[str], rows: Iterator[Row]) -> None:
         if request.format != "coco":

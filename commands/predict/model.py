@@ -12,6 +12,7 @@ from engine import sharding, step
 from engine.checkpoint.model_source import Model
 
 Leaves = Mapping[str, np.ndarray]  # of one example, or of a batch
+Part = Callable[[], Leaves]  # makes the leaves of one of an input's parts
 Batch = Mapping[str, jax.Array]  # on the devices
 Predict = Callable[[Any, Any, Batch], Batch]  # rows of (params, model_state, batch)
 

@@ -3,6 +3,7 @@
 A picture or a line that cannot be used stays in the list, with the reason.
 """
 
+import collections
 import contextlib
 import dataclasses
 import glob
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 from etils import epath
 from PIL import Image
 
-from commands.predict.model import Batch, Leaves, Predictor, Request
+from commands.predict.model import Batch, Leaves, Part, Predictor, Request
 from commands.predict.outputs import Row, say
 from common import pools
 from common.data import storage
@@ -138,11 +139,11 @@ def parse(data: bytes) -> Line:
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """A file as an upright JPEG and as the model's arrays; or why it cannot be used."""
+    """A file as an upright JPEG and in the parts that the model sees; or why it cannot be used."""
 
     path: str
     photo: Jpeg | None = None
-    inputs: Leaves | None = None
+    parts: Sequence[Part] = ()
     error: str = ""
 
     @property
@@ -221,8 +222,8 @@ def natural(path: str) -> list[Any]:
 # Reading them.
 
 
-def load_picture(path: str, prepare: Callable[[Jpeg], Leaves]) -> Picture:
-    """Reads a picture, with the arrays that the model expects; an error is in the result.
+def load_picture(path: str, prepare: Callable[[Jpeg], Sequence[Part]]) -> Picture:
+    """Reads a picture, with the parts that the model expects; an error is in the result.
 
     It is turned upright and re-encoded as where photos are prepared for training, so that a photo
     and its record have the same pixels.
@@ -258,6 +259,8 @@ class PictureModel:
     `summary` is for the line that says it is loaded; a device computes `at_once` pictures at once.
     """
 
+    has_parts = False  # whether pictures have several parts, which need memory
+
     def __init__(self, model: Model, summary: str, at_once: int):
         self.model, self.summary, self.at_once = model, summary, at_once
 
@@ -273,6 +276,15 @@ class PictureModel:
     def inputs(self, photo: Jpeg) -> Leaves:
         """The arrays of a batch for one photo; DataError if it cannot be decoded."""
         raise NotImplementedError
+
+    def parts(self, photo: Jpeg) -> Sequence[Part]:
+        """The parts of a photo, most often the photo alone; DataError if it cannot be decoded."""
+        inputs = self.inputs(photo)
+        return [lambda: inputs]
+
+    def joined(self, picture: Picture, results: Sequence[Leaves]) -> Leaves:
+        """The result for a picture, from those for its parts."""
+        return results[0]
 
     def row(self, picture: Picture, result: Leaves | None) -> Row:
         """The row of a picture with the `result` of `predict`; None where it has an error."""
@@ -312,21 +324,30 @@ def answer(load: Callable[[], PictureModel], request: Request) -> int:
 
     def rows() -> Iterator[Row]:
         nonlocal done, errors
-        progress = Progress(len(paths))
+        progress, at_once = Progress(len(paths)), _BATCHES * predictor.batch_size
+        waiting: collections.deque[Picture] = collections.deque()
+        results: collections.deque[Leaves] = collections.deque()  # for the parts of those waiting
         with ThreadPoolExecutor(threads) as pool:
-            at_once = _BATCHES * predictor.batch_size
+            ahead = threads if model.has_parts else at_once + threads
             pictures = pools.ordered(
-                pool, lambda path: load_picture(path, model.inputs), paths, at_once + threads
+                pool, lambda path: load_picture(path, model.parts), paths, ahead
             )
-            while chunk := list(itertools.islice(pictures, at_once)):
-                usable = [picture.inputs for picture in chunk if picture.inputs is not None]
-                results = iter(predictor(usable))
-                for picture in chunk:
-                    result = None if picture.inputs is None else next(results)
-                    row = model.row(picture, result)
+
+            def parts() -> Iterator[Part]:
+                for picture in pictures:
+                    waiting.append(picture)
+                    yield from picture.parts
+
+            inputs = pools.ordered(pool, lambda part: part(), parts(), at_once + threads)
+            while (chunk := list(itertools.islice(inputs, at_once))) or waiting:
+                results.extend(predictor(chunk))
+                while waiting and len(results) >= (number := len(waiting[0].parts)):
+                    picture, own = waiting.popleft(), [results.popleft() for _ in range(number)]
+                    row = model.row(picture, model.joined(picture, own) if own else None)
                     done, errors = done + 1, errors + bool(row.error)
                     yield row
-                progress.log(done, f"{done:,} of {len(paths):,} files")
+                share = len(results) / len(waiting[0].parts) if waiting else 0
+                progress.log(done + share, f"{done:,} of {len(paths):,} files")
 
     model.write(request, paths, rows())
     seconds = time.monotonic() - ready

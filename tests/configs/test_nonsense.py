@@ -54,7 +54,7 @@ COUNTS = (
 )
 MEANINGFUL: dict[Any, str] = {
     # The data, the devices or the file decide; or nothing is held back or added.
-    0: COUNTS + "bn_span check_devices_every class_candidates eval_image_size "
+    0: COUNTS + "bn_span check_devices_every class_candidates eval_image_size eval_tiles "
     "extra_length num_classes num_label_classes num_users patience vocabulary_size "
     # No decay, threshold, noise, warm-up or watchdog; a rate of 0 changes nothing; any score is
     # enough.

@@ -113,9 +113,11 @@ class MaskRcnn(Detector[AspectRatioGroups]):
         images = self.settings.images
         return input_pipeline.train_batches(groups, images, grouped, shard, num_shards, start_step)
 
-    def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
-        groups, images = self.source("eval"), self.settings.images
-        return input_pipeline.eval_batches(groups, images, batch_size, shard, num_shards)
+    def image_batches(
+        self, source: AspectRatioGroups, batch_size: int, shard: int, num_shards: int
+    ) -> Iterator[HostBatch]:
+        images = self.settings.images
+        return input_pipeline.eval_batches(source, images, batch_size, shard, num_shards)
 
     # Forward pass, loss and score.
 
@@ -246,7 +248,7 @@ class MaskRcnn(Detector[AspectRatioGroups]):
 
     @functools.cached_property
     def scorer(self) -> MaskScorer:
-        return MaskScorer(self.annotations, self.keys.class_numbers == "ids")
+        return MaskScorer(self.annotations, self.keys.class_numbers == "ids", self.parts)
 
     def _anchors(self, blocks: jax.Array) -> list[np.ndarray]:
         """The anchors of each level, for images in blocks of 2x2 pixels."""

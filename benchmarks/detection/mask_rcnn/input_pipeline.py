@@ -126,8 +126,11 @@ def _trained(
         cut, kept = cut_boxes(objects.boxes, image.size, window)
         classes = tensorflow().boolean_mask(objects.classes, kept)
         objects = RecordObjects(boxes_in(cut, window), classes)
+        decoded = records.read_window(image, window, only_jpeg)
+    else:
+        decoded = _decoded(image, only_jpeg)
     masks = masks_of_record(serialized, preprocessing.mask_size, mirrored, window)
-    image, size = padded(image, shape, preprocessing, only_jpeg, mirrored, window, zoom)
+    image, size = padded(decoded, shape, preprocessing, mirrored, zoom)
     row = _objects(objects, masks, size, mirrored, preprocessing.max_boxes)
     return row | {"image": image, "size": size, "draw": seeds[1]}
 
@@ -181,7 +184,7 @@ def _evaluated(
 ) -> dict[str, Any]:
     """The arrays of an image to evaluate, without a batch axis."""
     original = records.read_image(serialized)
-    image, size = padded(original, shape, preprocessing, only_jpeg)
+    image, size = padded(_decoded(original, only_jpeg), shape, preprocessing)
     return {
         "image": image,
         "size": size,
@@ -190,28 +193,27 @@ def _evaluated(
     }
 
 
+def _decoded(image: Image, only_jpeg: bool) -> Any:
+    """The pixels uint8[h, w, 3] of a record's image, whose size is checked."""
+    decoded = pixels.decode(image.encoded, only_jpeg=only_jpeg)
+    return image.checked(decoded, tensorflow().shape(decoded)[:2])
+
+
 def padded(
-    image: Image,
+    image: Any,
     shape: tuple[int, int],
     preprocessing: Preprocessing,
-    only_jpeg: bool,
     mirrored: Any = False,
-    window: Any = None,
     zoom: Any = 1.0,
 ) -> tuple[Any, Any]:
     """(uint8[H/2, W/2, 12] resized and padded, float32[2] height and width without padding).
 
-    The 12 channels are the colours of 2x2 pixels, in the order of `space_to_depth.rearrange`. The
-    image is its `window` int32[4], or all of it, at `zoom` times the size of the recipe.
+    `image` is uint8[h, w, 3]. The 12 channels are the colours of 2x2 pixels, in the order of
+    `space_to_depth.rearrange`. It is resized to `zoom` times the size of the recipe.
     """
     tf = tensorflow()
-    if window is None:
-        decoded = pixels.decode(image.encoded, only_jpeg=only_jpeg)
-        seen = image.checked(image.size, tf.shape(decoded)[:2])
-    else:
-        decoded, seen = records.read_window(image, window, only_jpeg), window[2:]
-    size = preprocessing.resized(seen, zoom)
-    resized = pixels.sample(decoded, size, "bilinear")
+    size = preprocessing.resized(tf.shape(image)[:2], zoom)
+    resized = pixels.sample(image, size, "bilinear")
     resized = tf.cond(tf.convert_to_tensor(mirrored), lambda: resized[:, ::-1], lambda: resized)
     missing = shape - size
     filled = tf.pad(resized, [[0, missing[0]], [0, missing[1]], [0, 0]])

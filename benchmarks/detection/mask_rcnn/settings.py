@@ -52,6 +52,11 @@ class Preprocessing(settings.Preprocessing):
             )
 
     @property
+    def side(self) -> int:
+        """The side of a square image that is not resized."""
+        return self.image_short
+
+    @property
     def shapes(self) -> tuple[tuple[int, int], ...]:
         """(height, width) of the padded wide images, then of the upright ones, if they differ."""
         height, width = self.image_shape

@@ -10,7 +10,6 @@ import numpy as np
 from benchmarks.detection import coco
 from benchmarks.detection.mask_rcnn import input_pipeline
 from benchmarks.detection.mask_scoring import encode_mask
-from benchmarks.detection.records import Image
 from benchmarks.detection.use import DetectorUses, photo_sides, scaled_photo
 from benchmarks.uses import Detection
 from common.layers import space_to_depth
@@ -22,10 +21,11 @@ class MaskRcnnUses(DetectorUses):
 
     at_once = 1
 
-    def leaves(self, image: Image, upright: bool) -> dict[str, Any]:
-        keys = self._benchmark.settings.images
-        pixels, size = input_pipeline.padded(image, keys.shapes[-1 if upright else 0], keys, True)
-        return {"image": pixels, "size": size, "original": tensorflow().cast(image.size, "float32")}
+    def leaves(self, image: Any, upright: bool) -> dict[str, Any]:
+        tf, keys = tensorflow(), self._benchmark.settings.images
+        pixels, size = input_pipeline.padded(image, keys.shapes[-1 if upright else 0], keys)
+        original = tf.cast(tf.shape(image)[:2], tf.float32)
+        return {"image": pixels, "size": size, "original": original}
 
     def resized(self, photo: jax.Array, upright: bool) -> dict[str, jax.Array]:
         keys, original = self._benchmark.settings.images, photo_sides(photo)

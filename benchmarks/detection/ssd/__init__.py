@@ -71,8 +71,10 @@ class Ssd(Detector[records.Source]):
             self.source("train"), images, order, shard, num_shards, start_step
         )
 
-    def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
-        source, images = self.source("eval"), self.settings.images
+    def image_batches(
+        self, source: records.Source, batch_size: int, shard: int, num_shards: int
+    ) -> Iterator[HostBatch]:
+        images = self.settings.images
         return input_pipeline.eval_batches(source, images, batch_size, shard, num_shards)
 
     # Forward pass and loss.

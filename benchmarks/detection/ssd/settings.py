@@ -23,6 +23,11 @@ class Preprocessing(settings.Preprocessing):
     max_samples: Annotated[int, "[1, 1e3]"]  # windows that a round of a crop tries; MLPerf: 1, 50
     antialias: bool  # whether resizing averages over the pixels, to train and to evaluate
 
+    @property
+    def side(self) -> int:
+        """The side of a square image that is not resized."""
+        return self.image_size
+
     def resize(self, image: Any) -> Any:
         """uint8[image_size, image_size, 3] of uint8[h, w, 3], bilinear."""
         if self.antialias:

@@ -13,7 +13,6 @@ import jax
 import numpy as np
 
 from benchmarks.detection import boxes
-from benchmarks.detection.records import Image, read_window
 from benchmarks.detection.ssd import models
 from benchmarks.detection.ssd.models import PADDING
 from benchmarks.detection.ssd.settings import Settings
@@ -32,13 +31,10 @@ _END = np.iinfo(np.int64).max  # the end of a slice: takes all elements
 class SsdUses(DetectorUses):
     """The uses of an SSD."""
 
-    def leaves(self, image: Image, upright: bool) -> dict[str, Any]:
+    def leaves(self, image: Any, upright: bool) -> dict[str, Any]:
         del upright
-        tf = tensorflow()
-        window = tf.concat([[0, 0], image.size], axis=0)
-        keys = self._benchmark.settings.images
-        pixels = keys.resize(read_window(image, window, True))
-        return {"image": pixels, "size": tf.cast(image.size, tf.float32)}
+        tf, keys = tensorflow(), self._benchmark.settings.images
+        return {"image": keys.resize(image), "size": tf.cast(tf.shape(image)[:2], tf.float32)}
 
     def resized(self, photo: jax.Array, upright: bool) -> dict[str, jax.Array]:
         del upright

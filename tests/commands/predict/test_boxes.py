@@ -22,7 +22,7 @@ from commands.predict import boxes
 from commands.predict.boxes import Object, image_ids
 from commands.predict.sources import Picture
 from common.errors import DataError
-from common.images.photos import Jpeg
+from common.images.photos import Jpeg, to_jpeg
 from engine import sharding, step
 from engine.checkpoint import model_source
 from scripts.demo import make_answer
@@ -63,8 +63,14 @@ def model(request, data, opens):
 
 
 @pytest.mark.long
-def test_the_detections_are_those_of_evaluation(call, data, model, tmp_path):
+@pytest.mark.parametrize("tile", [0, 40])
+def test_the_detections_are_those_of_evaluation(call, data, model, tmp_path, tile):
     opened, benchmark = model
+    if tile:
+        config = opened.config.copy_and_resolve_references()
+        config.update({"data_dir": str(data), "eval_tiles": tile})
+        benchmark = benchmarks.load(config.lock(), "")
+        benchmark.open("eval")
     mesh = sharding.make(BATCH_AXES, 1)
     score = step.make_predict_step(benchmark.predict, mesh)
     rows = []
@@ -74,7 +80,9 @@ def test_the_detections_are_those_of_evaluation(call, data, model, tmp_path):
     rows = [{k: v[row["mask"] > 0] for k, v in row.items()} for row in rows]
     columns = benchmark.scorer.columns(iter(rows))
     out = tmp_path / "boxes.coco.json"
-    code, _, err = call(data / "photos", f"--out={out}", "--batch_size=3")
+    flags = [f"--tiles={tile}", "--max_detections=9999"] if tile else []
+    code, _, err = call(data / "photos", f"--out={out}", "--batch_size=3", *flags)
+    assert ("23 pictures in 92 tiles" in err) == bool(tile)
     assert code == 0 and "NOTE image_id of 23 pictures, which no annotations of the run list" in err
     written = json.loads(out.read_text())
     assert len(written) == len(columns["score"]) > 23
@@ -119,6 +127,35 @@ def test_boxes_and_masks_are_in_pixels_of_the_photo(call, data, model, tmp_path)
     assert best is None or (coco.outline_mask(best, height, width) > 0).any()
 
 
+def test_tiles_of_several_photos_share_batches(call, data, model, tmp_path):
+    """The results are the same for all batch sizes, beside photos that cannot be used."""
+    draw, photos = np.random.default_rng(4), tmp_path / "photos"
+    photos.mkdir()
+    for name, shape in (("a", (90, 130)), ("c", (130, 70)), ("d", (30, 32)), ("e", (64, 65))):
+        noise = Image.fromarray(draw.integers(0, 256, (9, 9, 3), np.uint8))
+        noise.resize(shape[::-1]).save(photos / f"{name}.jpg", quality=95)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.open(photos / "a.jpg").save(photos / "f.jpg", quality=95, exif=exif)
+    turned = to_jpeg((photos / "f.jpg").read_bytes(), rotate=True, quality=95)
+    (photos / "g.jpg").write_bytes(turned.encoded)
+    (photos / "b.jpg").write_bytes(b"")
+    flags = ["--format=json", "--min-score=0.02", "--tiles=64"]
+    results = []
+    for size in (1, 3, 8):
+        code, out, err = call(photos, *flags, f"--batch_size={size}")
+        assert code == 1 and "tiles of 64 pixels: 5 pictures in 32 tiles" in err
+        results.append(json.loads(out))
+    first = results[0]
+    assert results[1] == first == results[2]
+    assert [bool(row.get("error")) for row in first] == [i == 1 for i in range(7)]
+    assert first[5]["objects"] == first[6]["objects"] and first[5]["height"] == 130
+    _, out, _ = call(photos / "d.jpg", *flags[:2])  # smaller than a tile
+    assert json.loads(out)[0]["objects"] == first[3]["objects"]
+    _, out, err = call(photos / "d.jpg", photos / "e.jpg", *flags[:2], "--tiles=65")
+    assert "no picture is larger" in err
+
+
 def test_what_cannot_be_used_has_a_row(call, data, model, tmp_path):
     (tmp_path / "empty.jpg").write_bytes(b"")
     annotations = data / "instances_val2017.json"
@@ -138,6 +175,10 @@ def test_flags_of_other_models_are_refused(capsys, data, model, tmp_path):
         ("--heatmap=maps", "--heatmap=maps: "),
         ("--min_score=2", "from 0 to 1"),
         (f"--draw={photo.parent}", "would be overwritten"),
+        ("--tiles=0", "argument --tiles: "),
+        ("--tiles=31", "argument --tiles: "),
+        ("--tiles=-5", "argument --tiles: "),
+        ("--tiles=large", "argument --tiles: "),
         ("--out=x.txt", ".csv, .json, .jsonl, .coco.json"),
     ):
         assert text in refusal(capsys, photo, workdir, flag)

@@ -76,7 +76,7 @@ def make_classifier(names, **flags):
 def make_row(classifier, path, *logits):
     """The row of a picture with these logits."""
     result = {"logits": np.array(logits, np.float32)}
-    return classifier.row(Picture(path, inputs={"image": np.zeros(())}), result)
+    return classifier.row(Picture(path), result)
 
 
 def refusal(capsys, *argv):
@@ -275,13 +275,13 @@ def test_a_photo_has_the_pixels_of_its_record(tmp_path, kind):
         image.save(path, kind)
     spec = NAMED["tensorflow"].at(32)
     picture = sources.load_picture(
-        str(path), lambda photo: {"x": prepare_image(photo.encoded, spec)}
+        str(path), lambda photo: [lambda: {"x": prepare_image(photo.encoded, spec)}]
     )
     record = photos.to_jpeg(path.read_bytes(), rotate=True, quality=95)
     assert (record.height, record.width) == ((60, 40) if kind == "exif" else (40, 60))
-    assert picture.inputs and picture.error == ""
+    assert picture.parts and picture.error == ""
     expected = prepare_image(record.encoded, spec)
-    np.testing.assert_array_equal(picture.inputs["x"], expected, strict=True)
+    np.testing.assert_array_equal(picture.parts[0]()["x"], expected, strict=True)
 
 
 def test_names_come_from_a_file_or_are_numbers(call, pictures, workdir, tmp_path):  # noqa: F811
