@@ -19,9 +19,14 @@ class ClassScores(NamedTuple):
     f1: np.ndarray  # 2 tp / (predicted + actual), their harmonic mean
 
     def of_each(self, names: Sequence[str]) -> dict[str, float]:
-        """The "precision/NAME", "recall/NAME" and "f1/NAME" of each class; {} without `names`."""
+        """The "precision/NAME", "recall/NAME" and "f1/NAME" of each class; {} without `names`.
+
+        The precision of a class that is never predicted counts as 0, so that it has a curve. A
+        class without an example has nan.
+        """
+        absent = np.isnan(self.recall)
         return {
-            f"{kind}/{name}": float(values[i])
+            f"{kind}/{name}": math.nan if absent[i] else float(np.nan_to_num(values[i]))
             for kind, values in self._asdict().items()
             for i, name in enumerate(names)
         }

@@ -119,7 +119,7 @@ class Saver:
             self._norm_examples = manifest.get("norm_examples")
             restore_metrics(self._reporter, self._plan, manifest)
             history, steps = self._reporter.history, self.checkpoints.steps()
-            self._gone = history.scores().keys() - steps
+            self._gone = {s for s in history.scores() if s <= newest} - {*steps}
             if note := other_best(history, steps, manifest.get("target_metric", ""), self._best_by):
                 self._reporter.say(f"NOTE {note}")
         self._starts = past_starts(manifest, self._reporter.history.rows)

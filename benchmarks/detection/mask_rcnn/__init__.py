@@ -65,7 +65,8 @@ class MaskRcnn(Detector[AspectRatioGroups]):
 
     @property
     def score_names(self) -> tuple[str, ...]:
-        return tuple(f"{kind}{name}" for kind in ("", "mask_") for name in super().score_names)
+        names = super().score_names
+        return *names, *(f"mask_{name}" for name in names)
 
     @property
     def published(self) -> str:

@@ -89,10 +89,7 @@ def _classes(predictions: Predictions, names: Sequence[str]) -> Exhibit:
         title="Classes",
         text=text,
         columns=[*head, "most often taken for"],
-        rows=[
-            *rows[:CLASSES],
-            ["mean over classes", f"{actual.sum():,}", *means, ""],
-        ],
+        rows=[*rows[:CLASSES], ["mean over classes", f"{actual.sum():,}", *means, ""]],
         has_mean=True,
         files={
             "per_class.csv": csv_file(head, table),

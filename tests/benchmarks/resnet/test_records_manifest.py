@@ -44,6 +44,11 @@ def test_classes_and_counts_without_reading_a_record(folder, tmp_path_factory, m
         assert [benchmark.open(split) for split in ("train", "eval")] == [90, 23]
         assert benchmark.metadata["class_names"] == ["ant", "bee", "cat", "dó"]
         assert benchmark.model.num_classes == 4
+        # A forecast does not open the data, and knows the scores of each class all the same.
+        assert "recall/dó" in benchmark.score_names
+        assert benchmark.score_names == make(data_dir, tmp_path_factory).score_names
+    many = make(folder, tmp_path_factory, num_label_classes=51)
+    assert not any("/" in name for name in many.score_names)
     more = make(folder, tmp_path_factory, num_label_classes=6)
     more.open("train")
     assert more.metadata["class_names"] == ["ant", "bee", "cat", "dó", "", ""]

@@ -43,6 +43,18 @@ def test_scores_agree_with_sklearn(missing):
         np.testing.assert_allclose(ours, theirs)
 
 
+def test_each_class_has_scores_by_its_name():
+    found = scores.class_scores(np.array([3, 0, 0]), np.array([4, 0, 2]), np.array([6, 1, 0]))
+    each = found.of_each(["a", "b/c", "d"])
+    np.testing.assert_equal(
+        each,
+        {"precision/a": 0.75, "precision/b/c": 0, "precision/d": np.nan}
+        | {"recall/a": 0.5, "recall/b/c": 0, "recall/d": np.nan}
+        | {"f1/a": 0.6, "f1/b/c": 0, "f1/d": np.nan},
+    )
+    assert np.isnan(found.precision).tolist() == [False, True, False]
+
+
 def test_no_example_has_no_score():
     nothing = scores.class_scores(*np.zeros((3, 4), int))
     assert np.isnan(nothing).all()

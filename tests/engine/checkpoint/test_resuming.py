@@ -115,15 +115,13 @@ def test_other_classes_are_refused(workdir, tiny_records, tmp_path, notes):
 @pytest.mark.long
 def test_another_best_is_told_and_kept(tiny_records, tmp_path, notes, monkeypatch):
     """By the first measure step 4 is the best, by the second step 2, whose checkpoint is gone."""
-    scores = iter(
-        [(0.1, 0.9), (0.4, 0.1), (0.2, 0.5), (0.3, 0.3), (0.1, 0.2), (0.1, 0.1), (0.1, 0.1)]
-    )
+    accuracies = [0.1, 0.4, 0.2, 0.3, 0.1, 0.1, 0.1, 0.1]
+    scores = iter(zip(accuracies, [0.9, 0.1, 0.5, 0.3, 0.2, 0.1, 0.95, 0.1], strict=True))
 
     def score(self, rows):
-        return dict(zip(("top_1_accuracy", "macro_f1"), next(scores), strict=True)) | {
-            "top_5_accuracy": 1.0,
-            "loss": 1.0,
-        }
+        accuracy, macro_f1 = next(scores)
+        others = {"top_5_accuracy": 1.0, "loss": 1.0}
+        return {"top_1_accuracy": accuracy, "macro_f1": macro_f1, **others}
 
     monkeypatch.setattr(ImageClassifier, "score", score)
     every = {"steps_per_checkpoint": "2", "steps_per_eval": "2", "keep_checkpoints": 1}
@@ -148,10 +146,14 @@ def test_another_best_is_told_and_kept(tiny_records, tmp_path, notes, monkeypatc
         assert "by macro_f1 step 2 is better than 8" in str(notes())
         assert checkpoints.choose("best", "top_1_accuracy") == 8 and len(notes()) == 1
     # Five evaluations have brought no better macro F1: the run is over.
-    assert train.train_and_evaluate(
-        settings(tmp_path, tiny_records, **every | {"train_steps": "20"})
-    )
+    every["train_steps"] = "20"
+    assert train.train_and_evaluate(settings(tmp_path, tiny_records, **every))
     assert "brought no better macro f1" in str(notes("already finished: step 12 of 20"))
+    # What runs again counts, though it has no checkpoint at the start.
+    shutil.rmtree(tmp_path / "checkpoints/12")
+    every["train_steps"] = "12"
+    train.train_and_evaluate(settings(tmp_path, tiny_records, **every))
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["10", "12"]
 
 
 @pytest.mark.parametrize("evaluates", [False, True])
