@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from common.errors import DeviceError
 from engine import sharding
-from engine.cluster import guard
+from engine.cluster import guard, watchdog
 from engine.forecast.worker import refusal
 from engine.plan import Programs, evaluated_weights
 from engine.run import host_bytes
@@ -117,10 +117,10 @@ class Fit:
 
         `compiled` makes it for so many examples, as for `train`.
         """
-        programs, weights = self.programs, _bytes(evaluated_weights(self.state))
-        size = programs.settings.eval_batch_size
+        programs, size = self.programs, self.programs.settings.eval_batch_size
         if programs.settings.gradient_accumulation_steps != "auto":
             return size, compiled(size)
+        weights = _bytes(evaluated_weights(self.state))
         sizes = {n: size // n for n in _divisors(size // programs.mesh.size)}
         batch, beside = _WAITING * _batch(programs, "eval"), 0.0
         if self.trains:
@@ -151,6 +151,7 @@ class Fit:
 
         @functools.cache
         def own(number: int) -> float:
+            watchdog.doing(f"compiling for {key}={values[number]}")
             try:
                 steps[number] = compiled(number)
                 return self.memory(steps[number]) + beside(number)

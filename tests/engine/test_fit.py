@@ -177,7 +177,7 @@ def test_a_span_in_images_fixes_the_number():
 
 
 def test_mlperf_needs_a_number():
-    config = make_tiny_config("", **AUTO)
+    config: Any = make_tiny_config("", **AUTO)
     config.mlperf.format = "mllog"
     with pytest.raises(ConfigError, match="gradient_accumulation_steps='auto'"):
         read_settings(config)
