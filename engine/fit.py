@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from common.errors import DeviceError
 from engine import sharding
-from engine.cluster import guard
+from engine.cluster import guard, watchdog
 from engine.forecast.worker import refusal
 from engine.plan import Programs, evaluated_weights
 from engine.run import host_bytes
@@ -29,6 +29,9 @@ T = TypeVar("T")
 _log = logging.getLogger("tpu_suite")
 _WAITING = 3  # batches on a device beside that of the step: `engine.feed`, and the step before it
 _SPARE = 0.05  # of a GPU's or TPU's memory: gaps between arrays, and what libraries take
+# On CPUs the next step takes its temporaries while one runs, and malloc leaves holes of their size;
+# threads and libraries of a process that come later take some of the host's memory.
+_ON_CPUS, _LATER = 2, 2**29
 _GIB = 2.0**30
 _USED = re.compile(r"Used ([\d.]+)G of [\d.]+G hbm")  # libtpu, of a program that does not fit
 
@@ -82,7 +85,9 @@ class Fit:
         def free() -> float:
             return _free(programs, state, splits)
 
-        return cls(programs, state, "train" in splits, free, _memory)
+        times = _ON_CPUS if programs.mesh.devices.flat[0].platform == "cpu" else 1
+        memory = functools.partial(_memory, times=times)
+        return cls(programs, state, "train" in splits, free, memory)
 
     def train(self, compiled: Callable[[Programs], T]) -> tuple[Programs, T]:
         """(the programs with their number of micro-batches, the train step of them).
@@ -117,10 +122,10 @@ class Fit:
 
         `compiled` makes it for so many examples, as for `train`.
         """
-        programs, weights = self.programs, _bytes(evaluated_weights(self.state))
-        size = programs.settings.eval_batch_size
+        programs, size = self.programs, self.programs.settings.eval_batch_size
         if programs.settings.gradient_accumulation_steps != "auto":
             return size, compiled(size)
+        weights = _bytes(evaluated_weights(self.state))
         sizes = {n: size // n for n in _divisors(size // programs.mesh.size)}
         batch, beside = _WAITING * _batch(programs, "eval"), 0.0
         if self.trains:
@@ -151,6 +156,7 @@ class Fit:
 
         @functools.cache
         def own(number: int) -> float:
+            watchdog.doing(f"compiling for {key}={values[number]}")
             try:
                 steps[number] = compiled(number)
                 return self.memory(steps[number]) + beside(number)
@@ -186,14 +192,14 @@ class Fit:
         return number, steps[number]
 
 
-def _memory(step: CompiledStep) -> float:
-    """Bytes that a step needs of a device; 0 where the compiler does not say."""
+def _memory(step: CompiledStep, times: int) -> float:
+    """Bytes that a step needs of a device, temporaries so often; 0 where the compiler is silent."""
 
     def total(program: Any) -> float:
         if not (sizes := program.memory_analysis()):
             return 0.0
         results = sizes.output_size_in_bytes - sizes.alias_size_in_bytes
-        work = sizes.temp_size_in_bytes + sizes.generated_code_size_in_bytes
+        work = times * sizes.temp_size_in_bytes + sizes.generated_code_size_in_bytes
         return float(sizes.argument_size_in_bytes + results + work)
 
     return max(map(total, step.programs.values()))
@@ -207,7 +213,7 @@ def _free(programs: Programs, state: TrainState, splits: Sequence[str]) -> float
     """
     devices, settings = programs.mesh.local_devices, programs.settings
     if devices[0].platform == "cpu":
-        free = guard.memory_free(limit=settings.host_memory_limit)
+        free = guard.memory_free(limit=settings.host_memory_limit) - _LATER
         free -= sum(host_bytes(programs.benchmark, settings, *splits).values())
         return (free - _bytes(state) * ("train" in splits)) / len(devices)
     stats = [device.memory_stats() or {} for device in devices]

@@ -177,7 +177,7 @@ def test_a_span_in_images_fixes_the_number():
 
 
 def test_mlperf_needs_a_number():
-    config = make_tiny_config("", **AUTO)
+    config: Any = make_tiny_config("", **AUTO)
     config.mlperf.format = "mllog"
     with pytest.raises(ConfigError, match="gradient_accumulation_steps='auto'"):
         read_settings(config)
@@ -199,10 +199,11 @@ def test_simulated_devices_share_the_memory_of_their_host(monkeypatch):
     monkeypatch.setattr(guard, "memory_free", memory_free)
     needed = {"train": {("a",): 10**6, ("b",): 10**5}, "eval": {("c",): 10**7}}
     monkeypatch.setattr(type(programs.benchmark), "host_bytes", lambda _, split, *__: needed[split])
-    assert Fit.of_run(programs, state, "eval").free() == (10**9 - 10**7) / 2
+    alone, later = Fit.of_run(programs, state, "eval"), 2**29  # threads and other libraries
+    assert alone.free() == (10**9 - later - 10**7) / 2 and not alone.trains
     copied = sum(4 * x.size for x in arrays)  # by a save
     own = Fit.of_run(programs, state, "train", "eval")
-    assert own.free() == (10**9 - 11_100_000 - copied) / 2 and own.trains
+    assert own.free() == (10**9 - later - 11_100_000 - copied) / 2 and own.trains
     assert asked == [0.95] * 2  # config.host_memory_limit
 
 
@@ -211,9 +212,8 @@ def test_a_gpu_has_what_jax_may_still_take():
         return types.SimpleNamespace(platform="gpu", memory_stats=lambda: stats or None)
 
     def free(*devices: Any) -> float:
-        programs: Any = types.SimpleNamespace(
-            mesh=types.SimpleNamespace(local_devices=devices), settings=None
-        )
+        mesh = types.SimpleNamespace(local_devices=devices, devices=np.array(devices))
+        programs: Any = types.SimpleNamespace(mesh=mesh, settings=None)
         state: Any = {}
         return Fit.of_run(programs, state, "train").free()
 
@@ -245,7 +245,7 @@ def shared(tmp_path_factory, data):
         cut = dataclasses.replace(programs, micro_batches=number)
         ((batch, lowered),) = cut.lower_train(plan, state, programs.abstract_totals(state))
         sizes_ = lowered.compile().memory_analysis()
-        parts = ("argument", "output", "temp", "generated_code")
+        parts = ("argument", "output", "temp", "temp", "generated_code")  # two steps' temporaries
         needs[number] = sum(getattr(sizes_, f"{part}_size_in_bytes") for part in parts)
         needs[number] -= sizes_.alias_size_in_bytes
         needs[number] += 3 * sum(4 * x.size for x in jax.tree.leaves(batch)) / 8  # that wait
@@ -288,7 +288,7 @@ def test_half_the_memory_gives_the_same_losses_and_scores(shared, tmp_path, monk
     np.testing.assert_allclose(losses, plain, rtol=1e-5)
     scores = [History(str(tmp_path / x), writes=False).scores()[4] for x in "14"]
     assert scores[0] == pytest.approx(scores[1], rel=1e-5)
-    monkeypatch.setattr(fit, "_memory", lambda step: 1.0 * step.batch_size)
+    monkeypatch.setattr(fit, "_memory", lambda step, times: 1.0 * step.batch_size)
     monkeypatch.setattr(fit, "_batch", lambda *_: 0.0)
     monkeypatch.setattr(fit, "_free", lambda *_: 20.0)
     with caplog.at_level("INFO", logger="tpu_suite"):

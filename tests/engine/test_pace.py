@@ -38,7 +38,9 @@ def programs(clock) -> Any:
         specs = {"words": jax.ShapeDtypeStruct((8, length), np.int32)}
         return specs, types.SimpleNamespace(compile=lambda: run)
 
-    stub.settings = types.SimpleNamespace(train_batch_size=8, eval_batch_size=8)
+    stub.settings = types.SimpleNamespace(
+        train_batch_size=8, eval_batch_size=8, gradient_accumulation_steps=1
+    )
     stub.benchmark = types.SimpleNamespace(
         train_batches=batches, eval_batches=batches, open=lambda split: 20
     )
