@@ -74,10 +74,11 @@ def test_every_command_runs(place, tiny_records):
         "MODEL": f"{place}/runs/digits",
         "=data/": f"={place}/data/",
         "=runs/": f"={place}/runs/",
+        "=maps": f"={place}/maps",
         "photo.jpg": f"{place}/photo.jpg",
     }
     parsed = commands()
-    assert len(parsed) == 7
+    assert len(parsed) == 8
     for words in parsed:
         own = [next((w.replace(k, v) for k, v in names.items() if k in w), w) for w in words]
         more = [extra.split() for key, extra in TINY.items() if any(key in w for w in words)]
