@@ -77,7 +77,8 @@ def test_the_weights_of_channels_are_the_slopes_of_the_logit():
 
 
 def test_shares_are_stretched_over_the_pixels():
-    evidence = np.zeros((3, 2, 2), np.float32)
+    evidence = np.zeros((4, 2, 2), np.float32)
+    evidence[3, 0, 0] = np.nan  # of a run that has diverged
     evidence[0] = [[-5, 8], [2, 4]]
     evidence[1] = [[4, 8], [5, 4]]  # what all cells have says nothing about the place
     found = np.asarray(heat.shares(jnp.asarray(evidence), 4))
@@ -87,7 +88,7 @@ def test_shares_are_stretched_over_the_pixels():
         # Centres of cells are at 0.5 and 2.5 pixels of 0, 1, 2, 3.
         rows = np.array([[1, 0], [0.75, 0.25], [0.25, 0.75], [0, 1]])
         np.testing.assert_allclose(found[i], rows @ values @ rows.T, atol=1e-6)
-    assert not found[2].any()
+    assert not found[2:].any()
 
 
 @pytest.mark.parametrize("flips", [False, True])
