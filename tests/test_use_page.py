@@ -27,7 +27,7 @@ TINY = {
 # Models of other benchmarks, which tests/commands/predict makes.
 OTHERS = {f"--workdir=runs/{name}" for name in ("ssd_digits", "phrases", "ncf_synthetic")}
 # And of recipes and data that other tests have: tests/benchmarks/detection/test_weights_tuning.py.
-OTHERS |= {"coco", "text"}
+OTHERS |= {"coco", "text", "scenes/"}
 OTHERS |= {f"--config=configs/finetune.py:{name}" for name in ("ssd", "transformer")}
 OTHERS |= {f"--config=configs/small.py:{name}" for name in ("resnet", "ssd")}
 
