@@ -27,7 +27,7 @@ TINY = {
 # Models of other benchmarks, which tests/commands/predict makes.
 OTHERS = {f"--workdir=runs/{name}" for name in ("ssd_digits", "phrases", "ncf_synthetic")}
 # And of recipes and data that other tests have: tests/benchmarks/detection/test_weights_tuning.py.
-OTHERS |= {"coco", "text"}
+OTHERS |= {"coco", "text", "scenes/"}
 OTHERS |= {f"--config=configs/finetune.py:{name}" for name in ("ssd", "transformer")}
 OTHERS |= {f"--config=configs/small.py:{name}" for name in ("resnet", "ssd")}
 
@@ -74,10 +74,11 @@ def test_every_command_runs(place, tiny_records):
         "MODEL": f"{place}/runs/digits",
         "=data/": f"={place}/data/",
         "=runs/": f"={place}/runs/",
+        "=maps": f"={place}/maps",
         "photo.jpg": f"{place}/photo.jpg",
     }
     parsed = commands()
-    assert len(parsed) == 7
+    assert len(parsed) == 8
     for words in parsed:
         own = [next((w.replace(k, v) for k, v in names.items() if k in w), w) for w in words]
         more = [extra.split() for key, extra in TINY.items() if any(key in w for w in words)]

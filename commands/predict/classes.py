@@ -94,8 +94,8 @@ class Classifier(sources.PictureModel):
         row = Row(picture.source, picture.error)
         if result is not None:
             row = self._ranked(picture, result["logits"])
-        if result is not None and self._options.heatmap and not row.error:
-            self._draw(picture, row, result["heat"])
+            if self._options.heatmap and not row.error:
+                self._draw(picture, row, result["heat"])
         truth = row.content.get("folder_label", "")
         self._named += bool(truth)
         self._right += bool(truth) and not other_folder(row)

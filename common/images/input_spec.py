@@ -158,13 +158,12 @@ def evaluated(
 def seen_part(height: int, width: int, spec: InputSpec) -> tuple[float, ...]:
     """(top, left, bottom, right) of what `evaluated` keeps of an image, in pixels of the image."""
     window = _middle if spec.resize else functools.partial(centre_window, size=spec.size)
-    y, x, *sides = window(height, width).numpy().tolist()
-    edges = []
-    for begin, side, resized in zip((y, x), sides, _resized(*sides, spec).numpy(), strict=True):
-        margin, scale = _margin(int(resized) - spec.size), side / int(resized)
-        edges.append((begin + margin * scale, begin + (margin + spec.size) * scale))
-    (top, bottom), (left, right) = edges
-    return top, left, bottom, right
+    y, x, height, width = window(height, width).numpy().tolist()
+    resized = _resized(height, width, spec).numpy().tolist()
+    top, left = (_margin(side - spec.size) for side in resized)
+    down, across = height / resized[0], width / resized[1]  # pixels of the image for one of these
+    bottom, right = top + spec.size, left + spec.size
+    return y + top * down, x + left * across, y + bottom * down, x + right * across
 
 
 def centre_window(height: Any, width: Any, size: int) -> Any:

@@ -34,6 +34,9 @@ def check_classes(uses: Classes, benchmark: Any, params: Any, state: Any) -> Non
     assert shape(outputs["logits"]) == ((2, count), np.float32)
     assert outputs["features"].shape[0] == 2 and outputs["features"].dtype == np.float32
     assert len(benchmark.metadata["class_names"]) == count
+    labels = jax.ShapeDtypeStruct((2,), np.int32)
+    maps: Any = jax.eval_shape(uses.heat_maps, params, state, images, labels)
+    assert shape(maps) == ((2, size, size), np.float32)
 
 
 def check_boxes(uses: Boxes, benchmark: Any, params: Any, state: Any) -> None:

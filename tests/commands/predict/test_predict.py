@@ -24,6 +24,7 @@ from benchmarks.uses import Classes
 from commands import evaluating
 from commands.predict import classes, model, outputs, sources
 from commands.predict.sources import Picture
+from common.errors import ConfigError
 from common.foreign import resnets as foreign
 from common.images import photos
 from common.images.input_spec import NAMED, prepare_image
@@ -347,7 +348,10 @@ def test_heat_maps_lie_on_the_photos(call, pictures, tmp_path):
     (folder / "b" / "broken.jpg").write_bytes(b"")
     _, plain, _ = call(folder)
     code, table, _ = call(folder, f"--heatmap={drawn}")
-    assert code == 1 and table == plain  # but for the broken one
+    assert code == 1 and [row["error"] for row in table] == [row["error"] for row in plain]
+    for row, other in zip(table, plain, strict=True):
+        assert row["label_1"] == other["label_1"]
+        assert float(row["prob_1"] or 0) == pytest.approx(float(other["prob_1"] or 0), abs=1e-5)
     images = {path.name: np.asarray(Image.open(path), int) for path in drawn.iterdir()}
     assert {name: image.shape[:2] for name, image in images.items()} == {
         "x.jpg": (8 * 90, 8 * 60),  # upright, enlarged by a whole number
@@ -361,6 +365,17 @@ def test_heat_maps_lie_on_the_photos(call, pictures, tmp_path):
         frame = np.flatnonzero(image[:, 60:-60].mean((1, 2)) > 200)
         np.testing.assert_allclose([frame[0], frame[-1]], [360 - 213, 360 + 213], atol=9)
     assert call(folder, f"--heatmap={drawn}", "--logits", "--batch_size=64")[0] == 1
+
+
+def test_a_classifier_may_have_no_heat_maps(tmp_path):
+    uses = stub(Classes, classify=lambda *_: {"logits": np.zeros((2, 4))}, num_classes=4)
+    uses.input_spec = NAMED["vgg"]
+    opened: Any = types.SimpleNamespace(manifest={"class_names": CLASSES})
+    opened.benchmark = types.SimpleNamespace(uses=uses)
+    opened.config = types.SimpleNamespace(benchmark="shapes")
+    classifier: Any = classes.Classifier(opened, classes.Options(heatmap=str(tmp_path)))
+    with pytest.raises(ConfigError, match=r"--heatmap=.*'shapes'"):
+        classifier.predict({}, {}, {"image": np.zeros(())})
 
 
 def test_mistakes_end_in_one_line(capsys, tmp_path, pictures, workdir):  # noqa: F811

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from sklearn import metrics
 
 import train
@@ -28,6 +29,7 @@ from commands import report
 from commands.report import page
 from commands.report.record import Examined, Record
 from common.errors import UserError
+from common.images.input_spec import NAMED
 from engine.checkpoint import model_source
 from engine.cluster import preemption
 from engine.plan import read_settings
@@ -130,6 +132,10 @@ def test_the_page_says_what_the_run_was(written, workdir, resumed):
     assert "train_steps 15 epochs 12" in text and "All other values are from" in text
     assert f"python predict.py photo.jpg folder/ --workdir={workdir}" in text
     assert ("alt", "Learning curves") in parsed.attributes
+    hits = round(23 * last["top_1_accuracy"])
+    assert ("class", "pictures wide") in parsed.attributes
+    maps = [value for _, value in parsed.attributes if value.startswith("data:image/jpeg")]
+    assert len(maps) == 23 - hits + min(hits, 12)
 
 
 def test_the_files_agree_with_the_records_and_scikit_learn(written, workdir, tiny_records):
@@ -179,7 +185,7 @@ def test_any_number_of_classes(classes, source, workdir):
     names = [f"{HOSTILE[i % 4]}{i}" for i in range(classes)]
     many = dataclasses.replace(source, num_classes=classes, class_names=tuple(names))
     predictions = random_predictions(classes, 3000)
-    shown = exhibits.make(predictions, many)
+    shown = exhibits.make(predictions, many, NAMED["tensorflow"])
     known = {"labels": range(classes), "zero_division": np.nan}
     measured = per_class(predictions.labels, predictions.guesses, **known)
     rows = table(shown[0].files["per_class.csv"])[1:]
@@ -207,7 +213,8 @@ def record_of(workdir):
 
 
 def test_a_file_name_is_only_text(source, workdir):
-    pictures = exhibits.make(random_predictions(4, 100), source)[1].pictures
+    spec = NAMED["tensorflow"]
+    pictures = exhibits.make(random_predictions(4, 100), source, spec)[1].pictures
     guesses = [float(re.sub(r".*, |\u00a0%", "", each.caption[0])) for each in pictures]
     assert len(set(guesses)) > 9 and guesses == sorted(guesses, reverse=True)  # the worst first
     picture = pictures[0]
@@ -215,6 +222,31 @@ def test_a_file_name_is_only_text(source, workdir):
     hostile = picture._replace(caption=[HOSTILE[1]], flag=HOSTILE[0])
     shown = [page.Exhibit(title=HOSTILE[0], text=HOSTILE[1], pictures=[hostile])]
     assert_harmless(page.render(record_of(workdir), Examined(12, 23, {}, shown)))
+
+
+def test_heat_maps_are_beside_the_worst_mistakes_and_the_best_hits(source):
+    asked = []
+
+    def heat(encoded, classes):
+        asked.append((encoded, classes))
+        return np.ones((len(encoded), 8, 8), np.float32)
+
+    predictions, spec = random_predictions(4, 100), NAMED["tensorflow"].at(8)
+    _, mistakes, hits = exhibits.make(predictions, source, spec, heat)
+    ((encoded, classes),) = asked  # all at once
+    best = np.argsort(-predictions.probabilities[:, 0], kind="stable")
+    right = best[predictions.correct[best]][:12]
+    assert classes[24:].tolist() == predictions.guesses[right].tolist()
+    assert (len(mistakes.pictures), len(hits.pictures), len(encoded)) == (24, 12, 36)
+    captions = [picture.caption[0].split(", ")[0] for picture in hits.pictures]
+    assert captions == [source.class_names[label] for label in predictions.labels[right]]
+    for picture, data in zip((*mistakes.pictures, *hits.pictures), encoded, strict=True):
+        photo, both = (np.asarray(Image.open(io.BytesIO(x)), int) for x in (data, picture.data))
+        height, width, _ = photo.shape
+        assert picture.wide and both.shape == (height, 2 * width + 4, 3)
+        assert np.abs(both[:, :width] - photo).mean() < 20  # a JPEG of noise
+        inside = both[height // 2, width + 4 + width // 2]
+        assert inside[0] > inside[2] + 20  # as warm as can be
 
 
 def test_pictures_never_make_the_page_too_large(workdir):

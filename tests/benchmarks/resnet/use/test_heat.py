@@ -1,5 +1,7 @@
 """Heat maps against finite differences, sums over the picture, and Grad-CAM in PyTorch."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -75,17 +77,18 @@ def test_the_weights_of_channels_are_the_slopes_of_the_logit():
 
 
 def test_shares_are_stretched_over_the_pixels():
-    evidence = np.zeros((3, 2, 2), np.float32)
+    evidence = np.zeros((4, 2, 2), np.float32)
+    evidence[3, 0, 0] = np.nan  # of a run that has diverged
     evidence[0] = [[-5, 8], [2, 4]]
     evidence[1] = [[4, 8], [5, 4]]  # what all cells have says nothing about the place
-    found = np.asarray(heat.shares(evidence, 4))
+    found = np.asarray(heat.shares(jnp.asarray(evidence), 4))
     corners = [[0, 1], [0.25, 0.5]], [[0, 1], [0.25, 0]]
     for i, values in enumerate(corners):
         np.testing.assert_allclose(found[i, [0, 0, 3, 3], [0, 3, 0, 3]], np.ravel(values))
         # Centres of cells are at 0.5 and 2.5 pixels of 0, 1, 2, 3.
         rows = np.array([[1, 0], [0.75, 0.25], [0.25, 0.75], [0, 1]])
         np.testing.assert_allclose(found[i], rows @ values @ rows.T, atol=1e-6)
-    assert not found[2].any()
+    assert not found[2:].any()
 
 
 @pytest.mark.parametrize("flips", [False, True])
@@ -144,6 +147,6 @@ def test_the_maps_are_those_of_grad_cam_in_pytorch(tmp_path):
     recipe = resnet50.get_config()
     recipe.precision = "float32"
     model = model_source.load(str(tmp_path / "model.pth"), "latest", "--model", recipe, {})
-    uses = model.benchmark.uses
+    uses: Any = model.benchmark.uses
     found = jax.jit(uses.heat_maps)(model.params, model.model_state, images, jnp.array(classes))
     np.testing.assert_allclose(found, expected, atol=1e-3)
