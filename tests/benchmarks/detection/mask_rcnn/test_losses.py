@@ -205,6 +205,50 @@ def test_the_loss_of_masks(objects, regions):
         np.testing.assert_allclose(total[image], expected, rtol=1e-4)
 
 
+def test_an_image_without_objects_is_background():
+    """The losses of a batch without any object, and of one image beside another with objects."""
+    draw = np.random.default_rng(4)
+    anchors = AnchorGenerator((3, 4), 2.5, (0.5, 1.0, 2.0)).boxes(48, 64)
+    rule = Sampling(2000, 0.5, 0.45, 0.3)
+    inputs = {
+        "scores": [draw.normal(size=(2, len(a))).astype(np.float32) for a in anchors],
+        "moves": [draw.normal(size=(2, len(a), 4)).astype(np.float32) for a in anchors],
+        "logits": draw.normal(size=(2, 6, 5)).astype(np.float32),
+        "deltas": draw.normal(size=(2, 6, 5, 4)).astype(np.float32),
+        "masks": draw.normal(size=(2, 6, 4, 4, 5)).astype(np.float32),
+    }
+    proposals = random_boxes(draw, 2, 8, least=0.2) * 40
+    proposals[:, 4:] = 0  # padding
+
+    def terms(inputs, objects):
+        rpn = losses.rpn_loss(inputs["scores"], inputs["moves"], anchors, objects, rule, KEY)
+        sample = Sampling(6, 0.5, 0.5, 0.5)
+        regions = losses.sample_regions(jnp.asarray(proposals), objects, sample, KEY)
+        box_head = losses.box_head_loss(inputs["logits"], inputs["deltas"], regions, objects)
+        mask = losses.mask_loss(inputs["masks"], regions, objects, jnp.ones((2, 3, 8, 8)))
+        return jnp.stack([*rpn, *box_head, *mask]), regions
+
+    boxes = np.zeros((2, 3, 4), np.float32)
+    boxes[1, 0] = [4, 6, 30, 29]
+    none = Objects(jnp.zeros((2, 3, 4)), jnp.zeros((2, 3), jnp.int32))
+    mixed = Objects(jnp.asarray(boxes), jnp.array([[0, 0, 0], [2, 0, 0]], jnp.int32))
+    for objects in (none, mixed):
+        found, regions = jax.jit(terms)(inputs, objects)
+        flat = np.concatenate([x[0] for x in inputs["scores"]]).astype(np.float64)
+        rows = inputs["logits"][0, :4].astype(np.float64)
+        expected = np.log(np.exp(rows).sum(1)) - rows[:, 0]
+        assert regions.valid[0].tolist() == [True] * 4 + [False] * 2
+        assert not regions.classes[0].any()
+        np.testing.assert_allclose(
+            found[:, 0],
+            [sum(binary(x, 0) for x in flat) / 2000, 0, expected.sum() / 6, 0, 0, 0],
+            rtol=1e-5,
+        )
+        gradients = jax.jit(jax.grad(lambda x, o: jnp.sum(terms(x, o)[0])))(inputs, objects)
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(gradients))
+    assert found[5, 1] == 16 * int((np.asarray(regions.classes[1]) > 0).sum()) > 0
+
+
 def test_what_cannot_learn_is_refused():
     """A BatchNorm that is frozen at random, samples without a positive, levels without a stage."""
     config = mask_rcnn_digits.get_config()

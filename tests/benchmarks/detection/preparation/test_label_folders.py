@@ -311,6 +311,42 @@ def test_what_is_odd_is_a_note(tmp_path, case):
     assert all(any(key in note for note in notes) for key in keys), notes
 
 
+def cvat_image(name, shapes=""):
+    return f'<image id="0" name="{name}" width="{WIDTH}" height="{HEIGHT}">{shapes}</image>'
+
+
+ONE_BOX = '<box label="cat" xtl="80" ytl="30" xbr="120" ybr="70"/>'
+CIRCLE = labelme("d.jpg", ("cat", [[5, 5], [9, 9]], "circle", None))
+SQUARE = labelme("a.jpg", ("cat", [[120, 70], [80, 30]], "rectangle", None))
+LABELS = {  # of a with an object, of b that say that it has none, of d that cannot be read
+    "yolo": {"a.txt": CAT_LINE * 19, "b.txt": "", "d.txt": "0 nan 1 1 1"},
+    "voc": {"a.xml": xml("a.jpg", *[CAT_XML] * 19), "b.xml": xml("b.jpg")}
+    | {"d.xml": xml("d.jpg", ("cat", 0, "?", 1, 2, 3))},
+    "cvat": {
+        "x.xml": f"<annotations>{cvat_image('a.jpg', ONE_BOX)}{cvat_image('b.jpg')}"
+        f"{cvat_image('d.jpg', '<ellipse/>')}</annotations>"
+    },
+    "labelme": {"a.json": SQUARE, "b.json": labelme("b.jpg"), "d.json": CIRCLE},
+    "csv": {
+        "x.csv": "filename,xmin,ymin,xmax,ymax,class\n"
+        + "a.jpg,80,30,120,70,cat\n" * 19
+        + "b.jpg,,,,,\nd.jpg,80,?,120,70,cat\n"
+    },
+}
+
+
+@pytest.mark.parametrize("form", LABELS)
+def test_which_images_without_objects_are_trained_on(tmp_path, form):
+    """Those of which labels say it, and of YOLO's those without labels, as ultralytics does."""
+    data = place(tmp_path, {f"{name}.jpg": JPEG for name in "abcd"} | LABELS[form])
+    splits, notes, _ = label_folders.read(data, form)
+    rows = {row["file_name"]: row.get("labelled", True) for row in splits["train"]["images"]}
+    unknown = {"d.jpg"} if form == "yolo" else {"c.jpg", "d.jpg"}
+    assert {name for name, labelled in rows.items() if not labelled} == unknown and len(rows) == 4
+    number = "1 image" if form == "yolo" else "2 images"
+    assert any(note.startswith(f"{number} without labels that can be read") for note in notes)
+
+
 @pytest.mark.parametrize(
     "form, kinds", [("cvat", ("ellipse", "turned box")), ("labelme", ("circle", "__ignore__"))]
 )
