@@ -2,7 +2,7 @@
 
 The tiles are those of SAHI (Akyon et al. 2022, arXiv:2202.06934): squares that overlap by a fifth,
 the last of a row or column moved back to the border. Each part, a tile or the whole, is resized as
-a picture of its own. `join` then suppresses detections of one class that different parts share.
+a picture of its own. `join` then leaves one detection of each object that several parts show.
 predict.py and the evaluation cut and join with the same functions.
 """
 
@@ -25,6 +25,7 @@ from common.tensorflow import tensorflow
 _OVERLAP = 0.2  # of a tile and the next, as a share of its side
 _ARRAYS = ("score", "class", "boxes", "masks")  # of detections, in the outputs of `predict`
 _SHARED = 0.5  # of the smaller of two boxes: with so much in the better one, both are one object
+_NEAR = 0.04  # of a tile: a box that ends so near to its border is cut
 
 
 def cut(height: int, width: int, side: int) -> np.ndarray:
@@ -50,9 +51,11 @@ def _starts(length: int, side: int) -> list[int]:
 def join(rows: Mapping[str, np.ndarray], windows: np.ndarray) -> dict[str, np.ndarray]:
     """The detections of a picture, from those of its parts; the best come first.
 
-    A detection goes if a better one of its class, of another part, shares `_SHARED` of the smaller
-    one's area. An object that a tile cuts gives a box inside the complete one, so the IoU may be
-    small. Detections of one part stay, as the detector has suppressed among them.
+    Of two detections of different parts that share `_SHARED` of the smaller one's area, the better
+    one stays if they are of one class, or if the other one is smaller and cut: it ends at a border
+    that its tile has inside the picture, so that it may be half an 8 that looks like a 3. A
+    detection that stays and is cut itself grows to hold those of its class that go (SAHI's
+    GREEDYNMM), with their masks. Detections of one part are left to the detector's suppression.
 
     Args:
       rows: what `Detector.predict` returns, of n parts: score [n, D] (0 is no detection), class
@@ -66,21 +69,49 @@ def join(rows: Mapping[str, np.ndarray], windows: np.ndarray) -> dict[str, np.nd
     best = np.argsort(-rows["score"][part, place], kind="stable")
     part, place = part[best], place[best]
     found = {name: rows[name][part, place] for name in _ARRAYS if name in rows}
-    found["boxes"] = found["boxes"] + np.tile(windows[part, :2], 2).astype(np.float32)
-    corners, kept = found["boxes"].astype(np.float64), np.ones(len(part), bool)
-    areas = np.prod(np.maximum(corners[:, 2:] - corners[:, :2], 0), axis=1)
-    for number in np.unique(found["class"]):
-        left = np.flatnonzero(found["class"] == number)
-        while len(left) > 1:
-            first, left = left[0], left[1:]
-            low = np.maximum(corners[first, :2], corners[left, :2])
-            high = np.minimum(corners[first, 2:], corners[left, 2:])
-            shared = np.prod(np.maximum(high - low, 0), axis=1)
-            smaller = np.minimum(areas[first], areas[left])
-            same = (shared >= _SHARED * smaller) & (shared > 0) & (part[left] != part[first])
-            kept[left[same]] = False
-            left = left[~same]
+    begin, sides = windows[part, :2], windows[part, 2:]
+    found["boxes"] = found["boxes"] + np.tile(begin, 2).astype(np.float32)
+    boxes, classes = found["boxes"].astype(np.float64), found["class"]
+    low, high = boxes[:, :2], boxes[:, 2:]
+    areas = np.prod(np.maximum(high - low, 0), axis=1)
+    before = (low < begin + _NEAR * sides) & (begin > 0)
+    after = (high > begin + (1 - _NEAR) * sides) & (begin + sides < windows[0, 2:])
+    is_cut = np.any(before | after, axis=1)
+    kept, left = [], np.arange(len(part))
+    while len(left):
+        first, left = left[0], left[1:]
+        kept.append(first)
+        ends = np.minimum(high[first], high[left]) - np.maximum(low[first], low[left])
+        shared = np.prod(np.maximum(ends, 0), axis=1)
+        near = (shared >= _SHARED * np.minimum(areas[first], areas[left])) & (shared > 0)
+        near &= part[left] != part[first]
+        same = near & (classes[left] == classes[first])
+        if is_cut[first] and same.any():
+            _grow(found, first, left[same])
+        left = left[~(same | (near & is_cut[left] & (areas[left] <= areas[first])))]
     return {name: values[kept] for name, values in found.items()}
+
+
+def _grow(found: Mapping[str, np.ndarray], first: int, others: np.ndarray) -> None:
+    """Makes the box and the mask of a detection hold those of others."""
+    rows = np.append(others, first)
+    boxes = found["boxes"][rows].astype(np.float64)
+    grown = np.concatenate([boxes[:, :2].min(axis=0), boxes[:, 2:].max(axis=0)])
+    found["boxes"][first] = grown
+    if "masks" in found:
+        masks = [_resampled(*each, grown) for each in zip(found["masks"][rows], boxes, strict=True)]
+        found["masks"][first] = np.max(masks, axis=0).round()
+
+
+def _resampled(mask: np.ndarray, box: np.ndarray, onto: np.ndarray) -> np.ndarray:
+    """float[s, s]: the mask [s, s] of `box` in the cells of `onto`; bilinear, 0 around it."""
+    side = len(mask)
+    cells, weights = np.arange(side), []
+    for axis in (0, 1):
+        centres = onto[axis] + (cells + 0.5) / side * (onto[axis + 2] - onto[axis])
+        at = (centres - box[axis]) / (box[axis + 2] - box[axis]) * side - 0.5
+        weights.append(np.maximum(1 - np.abs(at[:, None] - cells), 0))
+    return weights[0] @ mask @ weights[1].T
 
 
 class Parts:

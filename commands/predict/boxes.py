@@ -125,14 +125,14 @@ class Detector(sources.PictureModel):
         return self._uses.parts(photo.encoded, photo.height, photo.width, self._tile)
 
     def joined(self, picture: Picture, results: Sequence[Leaves]) -> Leaves:
-        """Joins the parts' objects; weak ones, which suppress no others, are left out before."""
+        """Joins the parts' objects, and leaves out weak ones, whose outlines would take long."""
         if not self._tile:
             return results[0]
         assert picture.photo is not None
         self._cut, self._tiles = self._cut + (len(results) > 1), self._tiles + len(results) - 1
-        least = np.float32(self._options.least(self._form))
-        strong = [{**row, "score": row["score"] * (row["score"] >= least)} for row in results]
-        return self._uses.join(strong, picture.photo.height, picture.photo.width, self._tile)
+        row = self._uses.join(results, picture.photo.height, picture.photo.width, self._tile)
+        strong = row["score"] >= np.float32(self._options.least(self._form))
+        return {name: values[strong] for name, values in row.items()}
 
     def row(self, picture: Picture, result: Leaves | None) -> Row:
         if result is None or picture.photo is None:

@@ -34,42 +34,68 @@ def test_a_picture_that_is_not_larger_than_a_tile_is_its_only_part():
         assert tiles.cut(64, 48, side).tolist() == [[0, 0, 64, 48]]
 
 
+def area(box):
+    return (box[2] - box[0]) * (box[3] - box[1])
+
+
 def share(a, b):
     """The part of the smaller of two boxes that the other one covers."""
     sides = [max(0.0, min(a[i + 2], b[i + 2]) - max(a[i], b[i])) for i in (0, 1)]
-    return sides[0] * sides[1] / min((box[2] - box[0]) * (box[3] - box[1]) for box in (a, b))
+    return sides[0] * sides[1] / min(area(a), area(b))
+
+
+def is_cut(box, window, size=(90, 130)):
+    """Whether a box ends within 2 pixels, 4 % of a tile, of a border inside the picture."""
+    for i in (0, 1):
+        first, last = window[i], window[i] + window[i + 2]
+        if (first > 0 and box[i] < first + 2) or (last < size[i] and box[i + 2] > last - 2):
+            return True
+    return False
 
 
 def test_joining_is_that_of_a_plain_loop():
     draw = np.random.default_rng(0)
     windows = tiles.cut(90, 130, 50)
     shape = len(windows), 30
-    low = draw.uniform(0, 20, (*shape, 2))
+    low = draw.uniform(0, 40, (*shape, 2))
+    high = np.minimum(low + draw.uniform(8, 30, low.shape), windows[:, None, 2:])
     rows = {
-        "boxes": np.concatenate([low, low + draw.uniform(5, 30, low.shape)], -1).astype("f4"),
+        "boxes": np.concatenate([low, high], -1).astype("f4"),
         "class": draw.integers(1, 4, shape).astype("i4"),
         "score": (draw.permutation(np.prod(shape)).reshape(shape) / 300 - 0.1).astype("f4"),
         "masks": draw.integers(0, 256, (*shape, 4, 4), np.uint8),
     }
     rows["score"][2, 3] = np.nan
     candidates = []
-    for (y, x, _, _), *columns in zip(windows.tolist(), *rows.values(), strict=True):
-        part = (y, x, len(candidates))
+    for part, (window, *columns) in enumerate(zip(windows, *rows.values(), strict=True)):
         for box, number, score, mask in zip(*columns, strict=True):
             if score > 0:
-                moved = [float(edge) + (y, x)[i % 2] for i, edge in enumerate(box)]
-                candidates.append((-score, moved, number, mask, part))
+                box = [float(edge) + float(window[i % 2]) for i, edge in enumerate(box)]
+                each = {"box": box, "grown": box, "score": score, "class": number, "mask": mask}
+                candidates.append({**each, "part": part, "cut": is_cut(box, window.tolist())})
     kept = []
-    for each in sorted(candidates, key=lambda candidate: candidate[0]):
-        others = [o for o in kept if o[2] == each[2] and o[4] != each[4]]
-        if all(share(o[1], each[1]) < 0.5 for o in others):
+    for each in sorted(candidates, key=lambda candidate: -candidate["score"]):
+        for other in kept:
+            if other["part"] != each["part"] and share(other["box"], each["box"]) >= 0.5:
+                if other["class"] == each["class"]:
+                    if other["cut"]:
+                        pairs = [*zip(other["grown"], each["box"], strict=True)]
+                        ends = [min(pair) for pair in pairs[:2]], [max(pair) for pair in pairs[2:]]
+                        other["grown"] = sum(ends, [])
+                    break
+                if each["cut"] and area(each["box"]) <= area(other["box"]):
+                    break
+        else:
             kept.append(each)
     found = tiles.join(rows, windows)
     assert 10 < len(kept) < len(candidates) - 10
-    np.testing.assert_array_equal(found["score"], [-each[0] for each in kept])
-    np.testing.assert_allclose(found["boxes"], [each[1] for each in kept], atol=1e-4)
-    np.testing.assert_array_equal(found["class"], [each[2] for each in kept])
-    np.testing.assert_array_equal(found["masks"], [each[3] for each in kept])
+    grown = [each["grown"] != each["box"] for each in kept]
+    assert 3 < sum(grown) < len(kept) - 3
+    np.testing.assert_array_equal(found["score"], [each["score"] for each in kept])
+    np.testing.assert_allclose(found["boxes"], [each["grown"] for each in kept], atol=1e-4)
+    np.testing.assert_array_equal(found["class"], [each["class"] for each in kept])
+    same = [each["mask"] for each in kept if not each["cut"]]
+    np.testing.assert_array_equal(found["masks"][[not each["cut"] for each in kept]], same)
 
 
 def test_objects_on_a_large_scene_are_found_once_and_complete():
@@ -117,6 +143,16 @@ def test_a_mask_that_a_tile_cuts_gives_way_to_the_complete_one(tiny_masks, tmp_p
     assert found.inside is not None and found.outline is not None
     np.testing.assert_array_equal(found.inside(), wanted)
     assert coco.outline_mask(found.outline, 40, 72).sum() == 16 * 8
+    # Cut by both tiles: columns 24 to 40 in the first one and 32 to 44 in the second one.
+    full = np.full((1, 8, 8), 255, np.uint8)
+    for each, box in ((rows[1], (4, 24, 20, 40)), (rows[2], (4, 0, 20, 12))):
+        each |= {"boxes": np.array([box], np.float32), "masks": full}
+    (found,) = uses.detections(uses.join(rows, 40, 72, 40), 40, 72)
+    assert found.box == (4, 24, 20, 44) and found.inside is not None
+    wanted[:] = False
+    wanted[4:20, 24:44] = True
+    inside = found.inside()
+    assert not (inside & ~wanted).any() and inside[6:18, 26:42].all()
 
 
 def test_an_evaluation_has_every_part_once(tiny_masks, tmp_path):
