@@ -129,7 +129,8 @@ class DataManifest:
 
     Images with boxes also have `category_ids[i]`, the annotations' id of label i + 1, and
     `boxes[split][k]`, the number of images with k boxes, and `image_ids` of the validation images
-    in the order of the records, or ().
+    in the order of the records, or (). `labels` says whether an image has "one" label, or
+    "several", which may be none.
     """
 
     class_names: tuple[str, ...]
@@ -137,6 +138,7 @@ class DataManifest:
     category_ids: tuple[int, ...] = ()
     boxes: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     image_ids: tuple[int, ...] = ()
+    labels: str = "one"
 
     def counts(self, data_dir: str, paths: Sequence[str]) -> tuple[int, ...] | None:
         """Examples in each file; None if a file is not listed."""
@@ -167,6 +169,7 @@ def parse(data: bytes, path: str) -> DataManifest:
             tuple(int(row["id"]) for row in classes if "id" in row),
             {name: tuple(map(int, rows.get("per_image", ()))) for name, rows in boxes.items()},
             tuple(map(int, splits.get("val", {}).get("image_ids", ()))),
+            str(content.get("labels", "one")),
         )
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise form_error(path, error) from error

@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Collection, Mapping
 
-from benchmarks.resnet.preparation import annotations
+from benchmarks.resnet.preparation import annotations, several
 from benchmarks.resnet.records import IMAGENET_COUNTS
 from common.errors import some
 from common.images import photos
@@ -222,26 +222,46 @@ def _table(
     named = {images[i] for row in content.rows for i in row.photos}
     if sum(name not in named for name in trained) > len(named):
         return None
-    rows = [(images[r.photos[0]], r.label) for r in content.rows if len(r.photos) == 1 and r.label]
+    rows = [
+        (images[row.photos[0]], row.labels)
+        for row in content.rows
+        if len(row.photos) == 1 and row.labels is not None
+    ]
     labels, folders = dict(rows), {name: os.path.dirname(name) for name in named}
     top = folder.full(os.path.commonpath(folders.values()))
     flags = ["--layout=folder", f"--train={top}", f"--labels={path}"]
-    flags += [f"--file_column={content.file}", f"--label_column={content.label}"]
+    flags += [f"--file_column={content.file}"]
+    if not (form := content.form):
+        flags.append(f"--label_column={content.label}")
+    elif form.kind == several.COLUMNS:  # which the preparation finds again
+        flags.append(f"--several={form.kind}")
+    else:
+        flags += [f"--label_column={form.columns[0]}", f"--several={form.kind}"]
     if content.problem:
         command = f"{_COMMAND} {shlex.join([*flags[1:], '--out=DIR'])}"
-        can_be = all(labels[image] == x and x[0] not in "[{" for image, x in rows) and rows
+        can_be = all(labels[image] == x and x[0][0] not in "[{" for image, x in rows) and rows
         way = f"; for {content.label} as the classes type {command}" if can_be else ""
         raise SourceError(f"{path} {content.problem}{way}")
-    if twice := [image for image, text in rows if labels[image] != text]:
-        fix = "keep one row for each photo"
+    has_rows = form is not None and form.kind == several.ROWS
+    if twice := [image for image, x in rows if labels[image] != x and not has_rows]:
+        fix = "keep one row for each photo, or, if all are right, give --several=rows"
         raise SourceError(f"{path} has several classes of one photo, such as {twice[0]}: {fix}")
-    if len(labels) < len(rows) or sum(name not in labels for name in trained) > len(labels):
+    if len(labels) < len(rows) and not has_rows:
         return None
-    pairs = {(os.path.basename(folders[image]), text) for image, text in rows}
-    classes, names = {text for _, text in pairs}, {name for name, _ in pairs}
+    if sum(name not in labels for name in trained) > len(labels):
+        return None
+    pairs = {(os.path.basename(folders[image]), x) for image, names in rows for x in names}
+    classes, names = {x for _, x in pairs}, {name for name, _ in pairs}
     if len(classes) < 2 or (has_classes and len(pairs) == len(names) == len(classes)):
         return None
+    noun = "labels" if content.has_several else "classes"
     evidence = f"{len(labels):,} images and {name} (columns {content.file}, {content.label})"
-    evidence += f": {len(classes):,} classes"
-    output = f"records of these classes, {content.note or 'a tenth of each for validation'}"
+    if content.has_several:
+        evidence = f"{len(labels):,} images and {name}: {form}, {len(classes):,} in all"
+    elif form:
+        evidence = f"{len(labels):,} images and {name}: exactly one of {len(classes):,} columns "
+        evidence += f"({some(form.columns)}) is 1 for each, so they are classes"
+    else:
+        evidence += f": {len(classes):,} classes"
+    output = f"records of these {noun}, {content.note or 'a tenth of each for validation'}"
     return DatasetFormat("imagenet", "csv", evidence, output, flags, len(labels))

@@ -13,8 +13,7 @@ import numpy as np
 
 from benchmarks.resnet import architecture, records
 from benchmarks.resnet.settings import Architecture
-from benchmarks.resnet.use import exhibits, weights
-from benchmarks.resnet.use.exhibits import Predictions
+from benchmarks.resnet.use import weights
 from benchmarks.resnet.use.export import Classifier
 from benchmarks.uses import Classes, Exhibit, Imported
 from common.errors import ConfigError
@@ -74,17 +73,14 @@ class ClassifierUses(Classes):
             return {}
         names, count = [*content.class_names], keys.num_label_classes
         offset = count == 1001 != len(names)  # the first class is TensorFlow's background
-        return {"class_names": [*[""] * offset, *names, *[""] * (count - offset - len(names))]}
+        names = [*[""] * offset, *names, *[""] * (count - offset - len(names))]
+        return {"class_names": names, "labels": content.labels}
 
     def classify(self, params: Any, model_state: Any, images: jax.Array) -> dict[str, jax.Array]:
         return self._benchmark.classify(params, model_state, images)
 
     def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
-        """The classes and the worst mistakes."""
-        names = ("id", "label", "top", "probability", "label_probability")
-        parts = [[row[name] for name in names] for row in rows]
-        columns = map(np.concatenate, zip(*parts, strict=True))
-        return exhibits.make(Predictions(*columns), self._benchmark.source("eval"))
+        return self._benchmark.labels.exhibits(rows, self._benchmark.source("eval"))
 
     def portable(self, params: Any, model_state: Any) -> ExportableClassifier:
         """The forms of `Classifier`; its logits are computed in float32, without `eval_flip`."""

@@ -39,10 +39,26 @@ class Predictions:
 
 def make(predictions: Predictions, source: Source) -> list[Exhibit]:
     """The classes and the worst mistakes of the predictions on `source`."""
-    names = list(source.class_names)
-    if not any(names):
-        names = [f"class {i}" for i in range(source.num_classes)]
+    names = class_names(source)
     return [_classes(predictions, names), _mistakes(predictions, source, names)]
+
+
+def class_names(source: Source) -> list[str]:
+    """The names of the classes, or their numbers where the data have no names."""
+    names = list(source.class_names)
+    return names if any(names) else [f"class {i}" for i in range(source.num_classes)]
+
+
+def pictures(source: Source, ids: np.ndarray, captions: Sequence[Sequence[str]]) -> list[Picture]:
+    """The pictures with these numbers in the data, each with its lines and the name of its file."""
+    shown = []
+    read = shards.read_some(source.shards, ids)
+    for record, lines in zip(read, captions, strict=True):
+        encoded, name = source.image(record)
+        file = io.BytesIO()
+        thumbnail(encoded, _SIDE).save(file, "JPEG", quality=85)
+        shown.append(Picture(file.getvalue(), [*lines, name]))
+    return shown
 
 
 def _classes(predictions: Predictions, names: Sequence[str]) -> Exhibit:
@@ -91,27 +107,20 @@ def _mistakes(predictions: Predictions, source: Source, names: Sequence[str]) ->
     """Pictures of the mistakes with the most probable wrong guesses, the worst first."""
     wrong = np.flatnonzero(~predictions.correct)
     order = np.argsort(-predictions.probabilities[wrong, 0], kind="stable")
-    shown, pictures = wrong[order][:_MISTAKES].tolist(), []
-    read = shards.read_some(source.shards, predictions.ids[shown])
-    for i, record in zip(shown, read, strict=True):
-        encoded, name = source.image(record)
+    captions = []
+    shown = wrong[order][:_MISTAKES]
+    for i in shown.tolist():
         guess, label = names[int(predictions.guesses[i])], names[int(predictions.labels[i])]
-        lines = [
-            f"{guess}, {percent(float(predictions.probabilities[i, 0]))}",
-            f"labelled {label}, {percent(float(predictions.of_label[i]))}",
-            name,
-        ]
-        file = io.BytesIO()
-        thumbnail(encoded, _SIDE).save(file, "JPEG", quality=85)
-        pictures.append(Picture(file.getvalue(), lines))
+        lines = [f"{guess}, {percent(float(predictions.probabilities[i, 0]))}"]
+        captions.append([*lines, f"labelled {label}, {percent(float(predictions.of_label[i]))}"])
     text = "The model made no mistake. "
-    if pictures:
-        text = f"The {len(pictures)} most probable of {len(wrong):,} wrong guesses. Below each "
+    if captions:
+        text = f"The {len(captions)} most probable of {len(wrong):,} wrong guesses. Below each "
         text += "picture: the guess, then the label, with their probabilities. "
     return Exhibit(
         title="Worst mistakes",
         text=text + "predictions.csv has every image.",
-        pictures=pictures,
+        pictures=pictures(source, predictions.ids[shown], captions),
         files={"predictions.csv": _table(predictions, source, names)},
     )
 
