@@ -8,7 +8,7 @@ import itertools
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.resnet.preparation import several
 from common import limits
@@ -25,7 +25,6 @@ _LABELS = (  # names of columns, the likeliest first
     "diagnosis dx class_id label_id category_id y"
 )
 _TRUE, _FALSE = {"true", "yes", "1", "1.0"}, {"false", "no", "0", "0.0", ""}
-_BINARY = {"0", "1", "0.0", "1.0", "-1", "-1.0", ""}
 _SPLIT = rf"(data_?)?({'|'.join(COLUMNS)})s?"
 _SPLITS = 20  # a column of splits or folds has at most so many values
 _FOLD = r"(k_?)?folds?|cv(_?fold)?"  # the name of a column with numbers of folds
@@ -71,7 +70,7 @@ class Photos:
 class Row(NamedTuple):
     """A row of a table."""
 
-    line: int
+    place: str  # its table and line
     file: str
     photos: list[int]  # the photos that `file` may mean
     labels: tuple[str, ...] | None  # None if nothing is said about them
@@ -91,9 +90,8 @@ class Table(NamedTuple):
 
     @property
     def has_several(self) -> bool:
-        """Whether a photo has several labels; columns may have exactly one in each row."""
-        sizes = {len(row.labels) for row in self.rows if row.labels is not None}
-        return bool(self.form) and (self.form.kind != several.COLUMNS or sizes != {1})
+        """Whether a photo may have several labels, or none."""
+        return bool(self.form) and several.has_several([row.labels for row in self.rows], self.form)
 
 
 def parse(
@@ -101,17 +99,17 @@ def parse(
     text: str,
     photos: Photos,
     file: str = "",
-    label: str = "",
+    given: Sequence[str] = (),
     kind: str = "",
     guess: bool = True,
 ) -> Table:
     """Reads a table with commas, tabs or semicolons; titles above it do not matter.
 
-    Without a header the columns are "1", "2" and so on. `file` and `label` are the names of
-    columns; '' takes those that look like it. With `guess`, the only other column with values that
-    repeat may have the labels, whatever its name. With a `kind` of several labels, `label` may be
-    names with commas between.
-    A table of something else has a `problem`, unless the user chose the `label`.
+    Without a header the columns are "1", "2" and so on. `file` is the name of a column, `given` has
+    that of the labels, of a `kind` of several labels perhaps more; without them those are taken
+    that look like it. With `guess`, the only other column with values that repeat may have the
+    labels, whatever its name.
+    A table of something else has a `problem`, unless the user chose the column of the labels.
     """
     reader = csv.reader(io.StringIO(text, ""), delimiter=max(",\t;", key=text[:4096].count))
     try:
@@ -126,7 +124,6 @@ def parse(
     lines = lines[has_header:]
     cells = itertools.zip_longest(*(row for _, row in lines), fillvalue="")
     columns = dict(zip(names, cells, strict=False))
-    given = next(csv.reader([label]), []) if kind else [label]
     for name in filter(None, (file, *given)):
         if name not in columns:
             raise SourceError(f"{path} has no column {name!r}; give one of {', '.join(names)}")
@@ -136,31 +133,52 @@ def parse(
         return len(found), sum(cell.lower().endswith(SUFFIXES) for cell in columns[name])
 
     file = file or max((name for name in columns if hits(name)[0]), key=hits, default="")
+    if not file:
+        flags = f"give --file_column and --label_column, of {', '.join(names)}"
+        raise SourceError(f"{path}: which columns have files and labels is not clear: {flags}")
     split, parts, note = _splits({k: cells for k, cells in columns.items() if k != file})
     others = {name: column for name, column in columns.items() if name not in (file, split)}
     boxes, sides = _boxes(others, has_header)
     can_be = {name: column for name, column in others.items() if name not in boxes + sides}
-    chosen, label, form = label, label or _label_column(can_be, guess), None
+    label, form = given[0] if given else _label_column(can_be, guess), None
     if kind:
-        form = several.given(kind, others, given if chosen else [])
-    elif not (chosen or boxes):
+        form = several.given(kind, others, given)
+    elif not (given or boxes):
         is_known = _key(label) in _LABELS.split()
-        form = several.find(can_be, label, is_known, columns.get(file, ()))
-    problem = "" if chosen or form else _problem(others, boxes or sides, label)
+        form = several.find(can_be, label, is_known, columns[file])
+    problem = "" if given or form else _problem(others, boxes or sides, label)
     if not (label or form or problem):
         words = (name for name in others if not all(map(_NUMBER, filter(None, others[name]))))
         label = next(words, "")  # numbers that are not known to be classes are often measures
         problem = f"names photos ({file}), but which of {some(others)} has the classes is not clear"
         problem += ": call it 'label'"
-    if not file:
-        flags = f"give --file_column and --label_column, of {', '.join(names)}"
-        raise SourceError(f"{path}: which columns have files and labels is not clear: {flags}")
     blank = [""] * len(lines)
     names = [normal_name(cell) for cell in columns.get(label, blank)]
     labels = several.read(others, form) if form else [(name,) if name else None for name in names]
     values = zip(lines, columns[file], labels, parts or blank, strict=True)
-    rows = [Row(k, x, photos.find(x, path), y, z) for (k, _), x, y, z in values]
+    rows = [
+        Row(f"{path}, line {number}", cell, photos.find(cell, path), named, part)
+        for (number, _), cell, named, part in values
+    ]
     return Table(rows, file, label, split, problem, note, form)
+
+
+def parse_all(texts: Mapping[str, str], photos: Photos, **columns: Any) -> Table:
+    """`parse` of tables with the same columns, by their paths; each is for the split in its path.
+
+    What the first one has is taken for the others.
+    """
+    (path, text), *others = texts.items()
+    first = parse(path, text, photos, **columns)
+    if not others or first.problem or first.split:
+        return first
+    same = {"given": [first.label], "file": first.file}
+    if first.form:
+        same |= {"given": first.form.columns, "kind": first.form.kind}
+    tables = {path: first} | {path: parse(path, text, photos, **same) for path, text in others}
+    rows = [row._replace(split=split_of(p)) for p, table in tables.items() for row in table.rows]
+    note = f"{' and '.join(tables)} say the splits"
+    return first._replace(rows=rows, split="the path", note=note)
 
 
 def _key(name: str) -> str:
@@ -230,10 +248,8 @@ def _problem(columns: Mapping[str, Sequence[str]], boxes: Sequence[str], label: 
     values = {name: {*map(str.strip, cells)} - {""} for name, cells in columns.items()}
     is_known = _key(label) in _LABELS.split()
     fix = "write the class of each photo into one column, or boxes in COCO's form"
-    if not is_known and len(values) > 1 and all(cells <= _BINARY for cells in values.values()):
-        marks = " and ".join(sorted({*itertools.chain(*values.values())}))
-        fix = "write 0 or 1 into each"
-        return f"has a column for each class ({some(columns)}), with {marks}: {fix}"
+    if not is_known and (doubt := several.doubtful(columns)):
+        return doubt
     if boxes:
         return f"has boxes or outlines (columns {some(boxes)}): {fix}"
     cells = values.get(label, set())
@@ -253,19 +269,21 @@ def _label_column(columns: Mapping[str, Sequence[str]], guess: bool) -> str:
 
 
 def label(
-    source: Source, path: str, file_column: str, label_column: str, kind: str, by_split: bool
+    source: Source, paths: Sequence[str], file: str, label: str, kind: str, by_split: bool
 ) -> dict[str, Source]:
-    """The photos in a table with its classes, by split: "train" and, if it has them, "validation".
+    """The photos in tables with their classes: for "train" and, if they have it, "validation".
 
-    Prints which photos have no label, and which files are missing. `kind` says how a photo has
-    several labels, `by_split` whether a column with the names of splits counts. SourceError: there
-    is no such column, a file has two labels, or several files fit a row.
+    `file` and `label` are the names of columns, of several with commas between; `kind` says how a
+    photo has several labels, `by_split` whether a column with the names of splits counts. Prints
+    which photos have no label, and which files are missing. SourceError: there is no such column, a
+    file has two labels, or several files fit a row.
     """
-    text = decoded(read_all(path, limits.TEXT_BYTES), path, SourceError)
-    photos = Photos([file.name for file in source.files])
+    texts = {p: decoded(read_all(p, limits.TEXT_BYTES), p, SourceError) for p in paths}
+    path, photos = " and ".join(paths), Photos([photo.name for photo in source.files])
     labelled: dict[int, Row] = {}
     missing = []
-    content = parse(path, text, photos, file_column, label_column, kind)
+    given = next(csv.reader([label]), []) if kind else [label] * bool(label)
+    content = parse_all(texts, photos, file=file, given=given, kind=kind)
     if content.problem:
         raise SourceError(f"{path} {content.problem}; --label_column takes a column as it is")
     if content.note and by_split:
@@ -273,7 +291,7 @@ def label(
             raise SourceError(f"{path}: {content.note}")
         print(visible(f"{path}: {content.note}"))
     for row in content.rows:
-        position = f"{path}, line {row.line}: {row.file}"
+        position = f"{row.place}: {row.file}"
         if len(row.photos) > 1:
             pair = " or ".join(source.files[i].name for i in row.photos[:2])
             raise SourceError(f"{position} is {pair}: write its folder")
@@ -285,11 +303,11 @@ def label(
                 union = tuple(dict.fromkeys((*(first.labels or ()), *row.labels)))
                 labelled[row.photos[0]] = first._replace(labels=union)
             elif first.labels != row.labels:
-                pair = f"is {_text(row)}, but in line {first.line} {_text(first)}"
+                pair = f"is {_text(row)}, but in {first.place} {_text(first)}"
                 fix = "remove one of the two rows, or, if both are right, give --several=rows"
                 raise SourceError(f"{position} {pair}: {fix}")
     if content.form and labelled:
-        way = "exactly one for each photo, so these are classes"
+        way = "exactly one for each photo, so they are classes"
         if content.has_several:
             way = several.summary([row.labels or () for row in labelled.values()])
         print(visible(f"{path}: {content.form}: {way}"))

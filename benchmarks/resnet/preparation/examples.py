@@ -36,7 +36,7 @@ class Split:
         """(path, reason) of each file that is no image or has no class."""
         rows, used = [*self.source.skipped], set(self.rows.tolist())
         for i, file in enumerate(self.source.files):
-            if not self.source.class_names(i) and i not in used:
+            if not (self.source.several or self.source.class_names(i) or i in used):
                 rows.append((file.name, "lies outside of the class folders"))
         return [(f"{self.origin}/{name}", reason) for name, reason in rows]
 

@@ -58,7 +58,8 @@ def parse(parser: cli.Parser, argv: Sequence[str]) -> argparse.Namespace:
     add("--max_side", type=cli.integer(1, 65_535), default=0, metavar="N", help=shrunk)
     shards = {"shards": "train files (1024, or by size)"}
     shards["validation_shards"] = "files (128, or by size)"
-    add("--labels", type=path, metavar="FILE", help="a table of your photos and their classes")
+    table = "a table of your photos and their classes; again for the table of another split"
+    add("--labels", type=path, action="append", metavar="FILE", help=table)
     for which in ("file", "label"):
         column = "column of --labels, by name, or by number without a header (guessed)"
         add(f"--{which}_column", default="", metavar="NAME", help=column)
@@ -101,7 +102,8 @@ def prepare(args: argparse.Namespace) -> str:
     if lines:
         stamps["validation_labels"] = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     if args.labels:
-        stamps["labels"] = sources.list_input(args.labels, workers, zipped=True).stamp
+        tables = (sources.list_input(path, workers, zipped=True) for path in args.labels)
+        stamps["labels"] = " ".join(table.stamp for table in tables)
     writing.State(args.out).claim({"settings": settings, "input": stamps}, args.overwrite)
     images = {name: sources.images(source, is_folder, workers) for name, source in inputs.items()}
     if is_folder and not args.labels:

@@ -4,7 +4,7 @@ import collections
 import os
 import re
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from benchmarks.resnet.preparation import annotations, several
 from benchmarks.resnet.records import IMAGENET_COUNTS
@@ -55,9 +55,9 @@ def dataset_formats(folder: Folder) -> list[DatasetFormat]:
     if has_objects:  # whose labels are read, if --as does not choose the classes
         return [by_folder._replace(num_files=0)] if by_folder else []
     finder = annotations.Photos(images)
-    for name in folder.named(".csv", ".tsv")[:_HEADS]:
+    for names in _tables(folder):
         try:
-            other = _table(folder, images, finder, name, bool(by_folder))
+            other = _table(folder, images, finder, names, bool(by_folder))
             by_table = max(by_table, other, key=lambda one: one.num_files if one else 0)
         except SourceError as error:
             problems.append(error)
@@ -209,13 +209,37 @@ def _has_objects(folder: Folder, images: list[str]) -> bool:
     )
 
 
+def _tables(folder: Folder) -> list[list[str]]:
+    """The tables; those of several splits with the same columns together, that for training first.
+
+    Such as train/_classes.csv and valid/_classes.csv of Roboflow.
+    """
+    groups: dict[bytes, dict[str, str]] = {}
+    alone = []
+    for name in folder.named(".csv", ".tsv")[:_HEADS]:
+        head, split = folder.head(name).partition(b"\n")[0], split_of(name)
+        if split and split not in groups.setdefault(head, {}):
+            groups[head][split] = name
+        else:
+            alone.append([name])
+    order = ("train", "validation", "test")
+    joined = [[group[s] for s in order if s in group] for group in groups.values() if group]
+    whole = [names for names in joined if split_of(names[0]) == "train"]
+    return [*whole, *([name] for names in joined if names not in whole for name in names), *alone]
+
+
 def _table(
-    folder: Folder, images: list[str], finder: annotations.Photos, name: str, has_classes: bool
+    folder: Folder,
+    images: list[str],
+    finder: annotations.Photos,
+    tables: Sequence[str],
+    has_classes: bool,
 ) -> DatasetFormat | None:
-    """A table with a class for most images; None if the class folders give the same classes."""
-    path, text = folder.full(name), folder.text(name)
+    """Tables with a class for most images; None if the class folders give the same classes."""
+    texts, name = {folder.full(table): folder.text(table) for table in tables}, " and ".join(tables)
+    path = " and ".join(texts)
     try:
-        content = annotations.parse(path, text, finder, guess=not has_classes)
+        content = annotations.parse_all(texts, finder, guess=not has_classes)
     except SourceError:  # of another kind of table
         return None
     trained = [name for name in images if split_of(name, outermost=True) in ("", "train")]
@@ -229,7 +253,7 @@ def _table(
     ]
     labels, folders = dict(rows), {name: os.path.dirname(name) for name in named}
     top = folder.full(os.path.commonpath(folders.values()))
-    flags = ["--layout=folder", f"--train={top}", f"--labels={path}"]
+    flags = ["--layout=folder", f"--train={top}", *(f"--labels={table}" for table in texts)]
     flags += [f"--file_column={content.file}"]
     if not (form := content.form):
         flags.append(f"--label_column={content.label}")
@@ -257,10 +281,11 @@ def _table(
     noun = "labels" if content.has_several else "classes"
     evidence = f"{len(labels):,} images and {name} (columns {content.file}, {content.label})"
     if content.has_several:
-        evidence = f"{len(labels):,} images and {name}: {form}, {len(classes):,} in all"
+        evidence = f"{len(labels):,} images and {name}: several of {len(classes):,} labels each"
+        evidence += f" ({form})"
     elif form:
-        evidence = f"{len(labels):,} images and {name}: exactly one of {len(classes):,} columns "
-        evidence += f"({some(form.columns)}) is 1 for each, so they are classes"
+        evidence = f"{len(labels):,} images and {name} (columns {content.file}, "
+        evidence += f"{some(form.columns)}), exactly one label each: {len(classes):,} classes"
     else:
         evidence += f": {len(classes):,} classes"
     output = f"records of these {noun}, {content.note or 'a tenth of each for validation'}"

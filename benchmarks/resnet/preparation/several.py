@@ -33,9 +33,8 @@ class Form(NamedTuple):
 
     def __str__(self) -> str:
         names = f"column{'s' * (len(self.columns) > 1)} {some(self.columns)}"
-        ways = {COLUMNS: "one per column", ROWS: "one per row", LISTS: "in lists"}
-        sign = {" ": "blanks"}.get(self.kind, repr(self.kind))
-        return f"several labels per photo in {names}, {ways.get(self.kind, f'between {sign}')}"
+        ways = {COLUMNS: "one each", ROWS: "one per row", LISTS: "in lists", " ": "between blanks"}
+        return f"labels in {names}, {ways.get(self.kind, f'between {self.kind!r}')}"
 
 
 def find(
@@ -52,7 +51,7 @@ def find(
     values = {name: {cell.strip() for cell in cells} for name, cells in columns.items()}
     marks = [name for name in columns if _are_marks({*map(str.lower, values[name])})]
     are_marks = len(marks) > 2 or len(marks) == len(columns) == 2
-    if are_marks and not is_known and not _doubt([values[name] for name in marks]):
+    if are_marks and not is_known and not doubtful(columns):
         return Form(COLUMNS, tuple(marks))
     stems = collections.defaultdict(list)
     for name in columns:
@@ -80,11 +79,8 @@ def given(kind: str, columns: Mapping[str, Sequence[str]], names: Sequence[str])
     """The form that --several and --label_column name; SourceError if they cannot."""
     if not names and kind == COLUMNS and (form := find(columns, "", False, ())):
         names = form.columns if form.kind == kind else ()
-    if _doubt([{*columns[name]} for name in names]):
-        raise SourceError(
-            f"the columns {some(names)} have -1 beside 0, which may mean that nobody knows: write "
-            "0 or 1 instead"
-        )
+    if problem := doubtful({name: columns[name] for name in names}):
+        raise SourceError(problem)
     if not names:
         raise SourceError(f"--several={kind!r}: give --label_column, of {', '.join(columns)}")
     return Form(kind, tuple(names))
@@ -108,21 +104,26 @@ def read(columns: Mapping[str, Sequence[str]], form: Form) -> list[tuple[str, ..
     else:
         (column,) = cells.values()
         rows = [_labels(_split(cell, form.kind)) for cell in column]
-    if form.kind == COLUMNS and {len(row) for row in rows if row is not None} == {1}:
-        return rows  # one label each, whatever its name
+    if not has_several(rows, form):
+        return rows
     alone = {row[0] for row in rows if row and len(row) == 1 and _NOTHING.fullmatch(row[0])}
     nothing = alone - {name for row in rows if row and len(row) > 1 for name in row}
     return [() if row and row[0] in nothing else row for row in rows]
 
 
+def has_several(rows: Sequence[tuple[str, ...] | None], form: Form) -> bool:
+    """Whether a photo may have several labels, or none; else each row has exactly one, a class."""
+    return form.kind == ROWS or {len(row) for row in rows if row is not None} != {1}
+
+
 def summary(labels: Collection[tuple[str, ...]]) -> str:
-    """How many labels there are, and how many a photo has."""
+    """How many labels there are, and how many of them a photo has."""
     counts = [len(names) for names in labels]
     number = len({*itertools.chain(*labels)})
     text = f"{number:,} labels, {min(counts)} to {max(counts)} per photo, "
     text += f"{sum(counts) / len(counts):.2f} on average"
     none = counts.count(0)
-    return f"{text}; {none:,} of {len(counts):,} photos have none, and train as such"
+    return f"{text}; {none:,} of {len(counts):,} photos have none: also examples" if none else text
 
 
 def separated(cells: Collection[str], is_plural: bool) -> tuple[str, str]:
@@ -130,7 +131,9 @@ def separated(cells: Collection[str], is_plural: bool) -> tuple[str, str]:
 
     What "|", ";" or "," separates are labels where each part is in other cells, too, and what
     blanks separate, where each is a cell of its own: "golden retriever" is one class. "black,
-    white" is one as well where neither is a cell and there are no fewer parts than cells.
+    white" is one as well where neither is a cell and there are no fewer parts than cells. In a
+    column whose name says so, parts need not be cells if there are fewer of them than cells, or if
+    most are in several cells, which have different numbers of them.
     """
     for sign in _SIGNS:
         parts = {cell: {part.strip() for part in cell.split(sign)} for cell in cells}
@@ -139,7 +142,10 @@ def separated(cells: Collection[str], is_plural: bool) -> tuple[str, str]:
         lists = [cell for cell in cells if len(parts[cell]) > 1]
         are_mostly = 2 * sum(parts[cell] <= labels for cell in lists) >= len(lists)
         are_mostly &= len(uses) < len(cells) or bool(labels & {*cells})
-        if lists and (sign == "|" or are_mostly or (is_plural and len(uses) < len(cells))):
+        is_varied = len({*map(len, parts.values())}) > 1
+        is_varied &= 2 * sum(number > 1 for number in uses.values()) > len(uses)
+        are_likely = is_plural and (len(uses) < len(cells) or is_varied)
+        if lists and (sign == "|" or are_mostly or are_likely):
             return sign, min(lists, key=len)
     return "", ""
 
@@ -171,10 +177,15 @@ def _labels(parts: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, map(normal_name, parts))))
 
 
-def _doubt(values: Sequence[Collection[str]]) -> bool:
-    """Whether columns of marks have -1 beside 0, which may mean that nobody knows."""
-    cells = {cell.strip() for column in values for cell in column}
-    return _are_marks(cells) and bool(cells & _MINUS and cells & (_NO - {""}))
+def doubtful(columns: Mapping[str, Sequence[str]]) -> str:
+    """Why columns of marks do not say what holds, and the fix; '' if they do."""
+    values = {name: {cell.strip().lower() for cell in cells} for name, cells in columns.items()}
+    marks = {name: cells for name, cells in values.items() if _are_marks(cells)}
+    found = {*itertools.chain(*marks.values())}
+    if not (found & _MINUS and found & (_NO - {""})):
+        return ""
+    problem = "has -1 beside 0 and 1, which may mean that nobody knows"
+    return f"{problem} (columns {some(list(marks))}): write 0 or 1 instead"
 
 
 def _are_marks(values: Collection[str]) -> bool:

@@ -142,7 +142,7 @@ def test_the_split_is_stratified_seeded_and_stable():
     every = [*rest.rows, *splits["train"].rows]
     assert sorted(every) == list(range(48))
     for split in splits.values():
-        expected = [classes.index(source.class_name(i)) + 1 for i in split.rows]
+        expected = [classes.index(source.class_names(i)[0]) + 1 for i in split.rows]
         assert split.labels.tolist() == expected
     assert set(planned(names, seed=1)[1]["validation"].rows) != set(rest.rows)
 
