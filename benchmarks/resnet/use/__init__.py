@@ -64,6 +64,10 @@ class ClassifierUses(Classes):
         return self._benchmark.classes
 
     @property
+    def several(self) -> bool:
+        return self._benchmark.labels.name == "several"
+
+    @property
     def input_spec(self) -> InputSpec:
         return self._benchmark.input_spec
 
@@ -90,7 +94,7 @@ class ClassifierUses(Classes):
         plain = dataclasses.replace(trained.settings, model=model, objective=objective)
         precise = type(trained)(plain, trained.cache_dir)
         variables = {"params": params, **model_state}
-        classifier = Classifier(model, variables, trained.input_spec)
+        classifier = Classifier(model, variables, trained.input_spec, self.several)
         return classifier.portable(
             jax.jit(lambda images: precise.classify(params, model_state, images)["logits"])
         )
