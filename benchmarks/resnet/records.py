@@ -72,7 +72,7 @@ def valid_labels(num_classes: int, data_classes: int) -> range:
     return range(first, first + num_classes)
 
 
-def _scan_file(path: str, offset: int, num_classes: int, several: bool) -> dict[str, Any]:
+def _scan_file(path: str, offset: int, num_classes: int, several: bool = False) -> dict[str, Any]:
     """{"count", "names": {label from 0: name}} of a file; DataError names its first bad record."""
     tf = tensorflow()
     number, optional = tf.io.FixedLenFeature([], tf.int64), tf.io.FixedLenFeature([], tf.string, "")

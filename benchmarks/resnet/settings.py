@@ -196,7 +196,8 @@ class Settings:
 
 def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
     """The config of a checkpoint, with the classes, labels and input that it stores."""
-    values = values | {"labels": manifest.get("labels", "one")}
+    if labels := manifest.get("labels"):
+        values = values | {"labels": labels}
     if head := manifest.get("tree", {}).get("model", {}).get("params/head/kernel"):
         values = values | {"num_label_classes": int(head.removesuffix("]").rpartition(",")[2])}
     if spec := manifest.get("input_spec"):

@@ -35,6 +35,7 @@ _FEW = 20  # training photos, with which a class is hardly learnt
 _SAMPLE = 100  # images whose sizes stand for all
 _SMALL_RUN = 600_000  # images that configs/small.py:resnet sees in an hour
 _USUAL_SIDE = 224  # pixels, in the recipes
+_CROP = 0.7  # the least share in a crop of several labels: smaller ones lose what has a label
 
 
 def parse(parser: cli.Parser, argv: Sequence[str]) -> argparse.Namespace:
@@ -229,15 +230,16 @@ def _last_line(out: str, content: dict[str, Any]) -> str:
     splits, classes = content["splits"], content["num_label_classes"]
     keys: dict[str, Any] = {}
     recipe, images = "resnet50", splits["train"]["examples"]
-    has_several, noun = content.get("labels") == "several", "classes"
+    noun = "classes"
     side, area = _sizes(out, splits["train"]["shards"][0]["name"])
     if images < arguments.FEW:
         recipe, keys = "finetune", {"init_from": foreign.RESNET.format(depth=50)}
         keys |= arguments.fitted(images, largest=64, epochs=20, least=100)
         # Evaluation antialiases in the manner of these weights, and so does the decoder.
         keys |= {"reduced_decoding": True} if area > LARGE else {}
-    if has_several:
-        noun, keys["loss"] = "labels", "bce_sum"
+    several = {}
+    if content.get("labels") == "several":
+        noun, several = "labels", {"loss": "bce_sum", "crop_area_min": _CROP}
     # A multiple of 32; below 64 the network's last map has a single cell.
     if (pixels := min(_USUAL_SIDE, max(64, 32 * math.ceil(side / 32)))) < _USUAL_SIDE:
         keys["image_size"] = pixels
@@ -247,12 +249,11 @@ def _last_line(out: str, content: dict[str, Any]) -> str:
             "--max_side=512 --overwrite stores smaller ones, which train several times as fast"
         )
     if images < arguments.FEW:
-        loss = {"loss": "bce_sum"} if has_several else {}
-        command = small_command(out, images, keys["train_batch_size"], pixels, **loss)
+        command = small_command(out, images, keys["train_batch_size"], pixels, **several)
         print(f"without a network, from random weights: {command}")
     size = sum(split["bytes"] for split in splits.values())
     return (
         f"{images:,} train and {splits['validation']['examples']:,} "
         f"validation images of {classes:,} {noun} are in {out} ({size / 1e6:,.0f} MB); train on "
-        f"them: {arguments.train_command(recipe, out, *arguments.keys(**keys))}"
+        f"them: {arguments.train_command(recipe, out, *arguments.keys(**keys, **several))}"
     )

@@ -61,7 +61,8 @@ def find(
         first, *rest = (values[name] - {""} for name in names)
         if any(first & other for other in rest) and not all(map(_number, first)):
             return Form(COLUMNS, tuple(names))
-    names = [label] if label else [*columns]
+    is_text = label and not all(map(_number, values[label]))
+    names = [label] if is_known or is_text else [*columns]
     lists = {name: sign for name in names if (sign := _separator(values[name] - {""}, name))}
     plural = [name for name in lists if is_plural(name)]
     if name := label if label in lists else next(iter(plural or lists), ""):
