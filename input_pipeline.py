@@ -38,6 +38,8 @@ _NAME_KEYS = ("image/filename", "file_name")  # of the ImageNet schema, and of T
 class Source:
     """One split of labelled images in TFRecords.
 
+    With `several` a record has a list of labels, which may be empty.
+
     `label_offset` is subtracted from the stored label; ImageNet records count from 1 because the
     tutorial keeps 0 for a background class.
     """
@@ -48,16 +50,24 @@ class Source:
     label_offset: int
     num_classes: int
     class_names: tuple[str, ...]
+    several: bool = False
 
     def parse(self, serialized: Any) -> tuple[Any, Any]:
-        """(encoded image, label int32 from 0) of one serialized tf.train.Example, as tensors."""
+        """(encoded image, label int32 from 0) of one serialized tf.train.Example, as tensors.
+
+        Several labels are bool[K], which of the classes the image has.
+        """
         tf = tensorflow()
+        one, several = tf.io.FixedLenFeature([], tf.int64), tf.io.RaggedFeature(tf.int64)
         features = {
             self.image_key: tf.io.FixedLenFeature([], tf.string),
-            self.label_key: tf.io.FixedLenFeature([], tf.int64),
+            self.label_key: several if self.several else one,
         }
         parsed = tf.io.parse_single_example(serialized, features)
         label = parsed[self.label_key] - self.label_offset
+        if self.several:
+            shape = tf.constant([self.num_classes], tf.int64)  # a label outside of it is an error
+            return parsed[self.image_key], tf.scatter_nd(label[:, None], label * 0 + 1, shape) > 0
         return parsed[self.image_key], tf.cast(label, tf.int32)
 
     def image(self, serialized: bytes) -> tuple[bytes, str]:
@@ -70,8 +80,11 @@ class Source:
     def check(self, batch: Batch) -> None:
         """Raises DataError if a label of the batch is out of range.
 
-        TFDS records are not read through before, and files may change during a long run.
+        TFDS records are not read through before, and files may change during a long run. Of several
+        labels `parse` refuses those out of range.
         """
+        if self.several:
+            return
         wrong = (batch["label"] < 0) | (batch["label"] >= self.num_classes)
         if wrong.any():
             record = self.shards.where(int(batch["id"][wrong][0]))

@@ -86,7 +86,9 @@ def _add_kinds(parser: cli.Parser) -> None:
         add(f"--config.{key}", help=text)
     natural = cli.integer(1)
     add = group("classifiers")
-    add("--top_k", type=natural, help="classes for each picture (5)")
+    add("--top_k", type=natural, help="classes for each picture (5; of several labels, all)")
+    above = "of several labels per picture: write those with a larger probability (0.5)"
+    add("--threshold", type=cli.share, help=above)
     add("--logits", action="store_true", help="write logits instead of probabilities")
     add("--embeddings", help="file .npy for the features, float32[files, channels]")
     add("--heatmap", help="folder for the pictures with a heat map: what speaks for the class")

@@ -164,6 +164,11 @@ class Classes(Uses, abc.ABC):
         """K."""
 
     @property
+    def several(self) -> bool:
+        """Whether a picture has any of the classes, so that each logit is an answer of its own."""
+        return False
+
+    @property
     @abc.abstractmethod
     def input_spec(self) -> InputSpec:
         """How a photo becomes the pixels that `classify` takes."""

@@ -37,6 +37,7 @@ class ExportableClassifier:
     logits: Callable[[Any], Any]  # f32[b, K] from uint8[b, s, s, 3] by jax, jitted, all in float32
     draw: Callable[[Graph], tuple[Ends, Ends]]  # adds it to a graph; returns inputs and outputs
     torch: Callable[[tuple[str, ...]], TorchForm]
+    several: bool = False  # whether a picture has any of the classes: sigmoids instead of softmax
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,6 +30,9 @@ def get_config() -> ml_collections.ConfigDict:
     # 0 = as many as the data declare (manifest.json, TFDS), else 1000. 1001: the stored labels, in
     # which 0 is the background.
     config.num_label_classes = 0
+    # 'several': a picture has any of the labels, or none, and each is a question of its own; 'one':
+    # exactly one; 'auto': as the data declare (manifest.json), else 'one'.
+    config.labels = "auto"
     config.image_size = 224
     # Training images of another size from a fraction of the run on: ((0, 128), (0.4, 160)) has 128
     # pixels in the first 40 % of the steps. (): always image_size. One more program per size.

@@ -23,13 +23,12 @@ from benchmarks.base import (
     Stage,
     Target,
     Terms,
-    distinct,
-    mean_scores,
 )
 from benchmarks.records import RecordBenchmark, RecordFiles, labels_and_groups
-from benchmarks.resnet import architecture, losses, records, scores
+from benchmarks.resnet import architecture, losses, records
 from benchmarks.resnet.input import regularisation
 from benchmarks.resnet.input.regularisation import Mixed
+from benchmarks.resnet.labels import Labels, OneLabel, SeveralLabels
 from benchmarks.resnet.settings import Data, Settings
 from benchmarks.resnet.sizes import Sizes
 from benchmarks.resnet.use import ClassifierUses
@@ -53,7 +52,6 @@ _MICROSECONDS = {"exact": (1500.0, 0.018), "fast": (1430.0, 0.0077)}
 class ImageClassifier(RecordBenchmark[Source]):
     """A ResNet that classifies images."""
 
-    proportions = ("top_1_accuracy", "top_5_accuracy")
     unit = "images"
     nominal_sizes = records.IMAGENET_COUNTS
     larger_windows = True
@@ -69,7 +67,8 @@ class ImageClassifier(RecordBenchmark[Source]):
     def __init__(self, settings: Settings, cache_dir: str):
         super().__init__()
         self.settings, self.cache_dir = settings, cache_dir
-        self.targets = (Target("top_1_accuracy", settings.objective.target, percent=True),)
+        several = settings.data.labels == "several"
+        self._take(SeveralLabels if several else OneLabel)
         self.bn_span = settings.model.bn_span
         self._regularisation = settings.regularisation.spelled_out
         rate = settings.objective.head_learning_rate
@@ -87,12 +86,22 @@ class ImageClassifier(RecordBenchmark[Source]):
     def open_records(self, where: RecordFiles) -> Source:
         keys, number = self.keys, self.keys.num_label_classes
         if keys.dataset == "records":
-            return records.open_records(where, number)
+            return records.open_records(where, number, self.labels.name == "several")
         name = keys.dataset.removeprefix("tfds:")
         return records.open_tfds(name, keys.data_dir, where.split, number)
 
     def open(self, split: str) -> int:
-        """Also weighs the classes; an empty class has no weight and is refused."""
+        """Also weighs the classes; an empty class has no weight and is refused.
+
+        ConfigError if the data have another kind of labels than the config says.
+        """
+        content, keys = records.load_data_manifest(self.keys), self.keys
+        if content and content.labels != self.labels.name:
+            raise ConfigError(
+                f"config.labels={keys.labels!r}, but pictures of {keys.data_dir} have "
+                f"{content.labels} (its manifest.json): leave it at 'auto'"
+            )
+        self._take(self.labels)
         count, weighs = super().open(split), self.settings.objective.class_weights
         if split == "train" and weighs and self.class_weights is None:
             cache = f"{self.cache_dir}/labels.json"
@@ -100,8 +109,9 @@ class ImageClassifier(RecordBenchmark[Source]):
         return count
 
     def strata(self, source: Source) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """The classes, and the groups of photos that belong together."""
-        return labels_and_groups(source.shards, f"{self.cache_dir}/labels.json", source.label_key)
+        """The classes, of photos that have one, and the groups of photos that belong together."""
+        key = "" if source.several else source.label_key
+        return labels_and_groups(source.shards, f"{self.cache_dir}/labels.json", key)
 
     def decode_all(self, source: Source) -> None:
         def decode(serialized: Any, only_jpeg: bool) -> dict[str, Any]:
@@ -122,14 +132,30 @@ class ImageClassifier(RecordBenchmark[Source]):
         content = records.load_data_manifest(self.keys)
         return len(records.valid_labels(0, len(content.class_names) if content else 0))
 
+    @functools.cached_property
+    def labels(self) -> Labels:
+        """How many labels a picture has: as the config says, else as the data do, else one."""
+        name, keys = self.keys.labels, self.keys
+        if name == "auto":
+            content = records.load_data_manifest(keys)
+            name = content.labels if content else "one"
+        kind = SeveralLabels if name == "several" else OneLabel
+        return kind(self.classes, self.settings.objective)
+
+    def _take(self, kind: Labels | type[Labels]) -> None:
+        self.proportions = kind.proportions
+        self.targets = (Target(kind.metric, self.settings.objective.target, percent=True),)
+
     @property
     def metadata(self) -> dict[str, Any]:
-        names = list(self.source("train").class_names)
-        return {"class_names": names, "input_spec": self.input_spec.as_dict()}
+        return {**self._meaning("train"), "input_spec": self.input_spec.as_dict()}
+
+    def _meaning(self, split: str) -> dict[str, Any]:
+        names = list(self.source(split).class_names)
+        return {"class_names": names, "labels": self.labels.name}
 
     def identity(self, split: str) -> Identity:
-        names = list(self.source(split).class_names)
-        return super().identity(split)._replace(meaning={"class_names": names} if names else {})
+        return super().identity(split)._replace(meaning=self._meaning(split))
 
     @property
     def input_spec(self) -> InputSpec:
@@ -139,7 +165,7 @@ class ImageClassifier(RecordBenchmark[Source]):
     def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:
         images, settings = self.settings.images, self.settings
         sides: tuple[int, ...] = (images.spec.size,)
-        leaves: dict[str, Any] = {"label": np.int32, "id": np.int32}
+        leaves: dict[str, Any] = {"id": np.int32}
         if split == "eval":
             leaves["mask"] = np.float32
         else:
@@ -150,8 +176,9 @@ class ImageClassifier(RecordBenchmark[Source]):
             if self._regularisation.is_used:
                 leaves["draw"] = np.int32
         scalars = {k: jax.ShapeDtypeStruct((batch_size,), dtype) for k, dtype in leaves.items()}
+        rest = {"label": self.labels.leaf(batch_size), **scalars}
         shapes = [(batch_size, side, side, 3) for side in sides]
-        return tuple({"image": jax.ShapeDtypeStruct(x, np.uint8), **scalars} for x in shapes)
+        return tuple({"image": jax.ShapeDtypeStruct(x, np.uint8), **rest} for x in shapes)
 
     def order(self, batch_size: int) -> Order:
         keys, counts = self.keys, self.source("train").shards.counts
@@ -176,11 +203,11 @@ class ImageClassifier(RecordBenchmark[Source]):
         return input_pipeline.eval_batches(source, images, batch_size, shard, num_shards)
 
     def fake_batch(self, spec: Spec, draw: np.random.Generator) -> HostBatch:
-        size = spec["label"].shape
+        size = spec["image"].shape
         return {
-            "image": draw.integers(0, 256, spec["image"].shape, np.uint8),
-            "label": draw.integers(0, self.classes, size, np.int32),
-            "flip": draw.integers(0, 2, size),
+            "image": draw.integers(0, 256, size, np.uint8),
+            "label": self.labels.draw(size[0], draw),
+            "flip": draw.integers(0, 2, size[0]),
         }
 
     # Forward pass, loss and score.
@@ -212,7 +239,7 @@ class ImageClassifier(RecordBenchmark[Source]):
         the example.
         """
         del rng
-        inputs, labels, others, share = self._inputs(batch)
+        inputs, own, others, share = self._inputs(batch)
         variables = {"params": params, **model_state}
         group = 1 if self.bn_span == 1 else jax.lax.axis_size(BATCH_NORM_AXIS)
         disturbed = self._regularisation
@@ -224,10 +251,10 @@ class ImageClassifier(RecordBenchmark[Source]):
         else:
             logits, model_state = apply(variables, inputs, train=True, mutable=["batch_stats"])
         keys, count = self.settings.objective, jnp.float32(len(logits))
-        terms = losses.cross_entropy(logits, labels, others, share, keys.label_smoothing, keys.loss)
+        terms = losses.cross_entropy(logits, own, others, share, keys.label_smoothing, keys.loss)
         if keys.class_weights:  # their mean over the training images is 1
             terms *= batch["weight"]
-        metrics = losses.accuracies(logits, labels)
+        metrics = self.labels.metrics(logits, own)
         sums = {name: (jnp.sum(values), count) for name, values in metrics.items()}
         return {"cross_entropy": (jnp.sum(terms), count)}, sums, model_state
 
@@ -239,23 +266,18 @@ class ImageClassifier(RecordBenchmark[Source]):
         images = input_pipeline.normalize(images, batch["flip"], self._dtype, self.input_spec)
         if not keys.is_used:
             return Mixed(images, batch["label"], None, None)
-        labels, seeds = batch["label"], batch["draw"]
+        seeds = batch["draw"]
         if keys.random_erasing:
             images = regularisation.erase(images, seeds, keys.random_erasing)
-        return regularisation.mix(images, labels, seeds, mixup=keys.mixup, cutmix=keys.cutmix)
+        mix = functools.partial(regularisation.mix, mixup=keys.mixup, cutmix=keys.cutmix)
+        return mix(images, batch["label"], seeds)
 
     def predict(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]
     ) -> dict[str, jax.Array]:
-        """The loss and the best classes of each example, and whether its label is among them."""
         logits = self.classify(params, model_state, batch["image"])["logits"]
-        labels, smoothing = batch["label"], self.settings.objective.label_smoothing
-        return {
-            "loss": losses.cross_entropy(logits, labels, None, None, smoothing, "softmax"),
-            **losses.accuracies(logits, labels),
-            **losses.best_classes(logits, labels),
-            **{"id": batch["id"], "label": labels},
-        }
+        predicted = self.labels.predicted(logits, batch["label"])
+        return {**predicted, "id": batch["id"], "label": batch["label"]}
 
     def classify(self, params: Any, model_state: Any, images: jax.Array) -> dict[str, jax.Array]:
         """{"logits": f32[b, K], "features": f32[b, F], the head's input} of RGB images.
@@ -281,35 +303,21 @@ class ImageClassifier(RecordBenchmark[Source]):
         return jnp.concatenate([inputs, inputs[:, :, ::-1]]) if doubled else inputs
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
-        """The means over all examples, and the scores of `benchmarks.resnet.scores`."""
-        outputs, names = list(rows), ("loss", *self.proportions)
-        means = mean_scores({name: row[name] for name in names} for row in outputs)
-        found = scores.of_rows(outputs, self.classes)
-        means |= {name: mean(found) for name, mean in scores.MEANS.items()}
-        return means | found.of_each(self._shown_classes)
+        return self.labels.score(rows, self._shown_classes)
 
     @property
     def score_names(self) -> tuple[str, ...]:
-        nothing = scores.class_scores(*np.zeros((3, self.classes), int))
-        each = nothing.of_each(self._shown_classes)
-        return ("loss", *self.proportions, *scores.MEANS, *each)
+        return self.labels.score_names(self._shown_classes)
 
     @property
     def _shown_classes(self) -> list[str]:
         return records.shown_classes(self._sources.get("eval"), self.keys, self.classes)
 
     def headline(self, scores: Mapping[str, float]) -> Mapping[str, float]:
-        return {name: scores[name] for name in ("loss", *self.proportions)}
+        return {name: scores[name] for name in self.labels.headline}
 
     def group_scores(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, tuple[float, int]]:
-        """The accuracy of each class that has an evaluated image."""
-        parts = [(row["label"], row["top_1_accuracy"]) for row in rows]
-        labels, correct = map(np.concatenate, zip(*parts, strict=True))
-        counts, right = np.bincount(labels), np.bincount(labels, correct)
-        present, names = np.flatnonzero(counts).tolist(), self.source("eval").class_names
-        keys = distinct([(i, records.class_name(names, i)) for i in present])
-        scores = ((float(right[i] / counts[i]), int(counts[i])) for i in present)
-        return dict(zip(keys, scores, strict=True))
+        return self.labels.group_scores(rows, self.source("eval").class_names)
 
     @property
     def uses(self) -> Uses:

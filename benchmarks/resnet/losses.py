@@ -19,7 +19,8 @@ def cross_entropy(
     """f32[b]: the cross-entropy of each row.
 
     The targets are `share` for the label and 1 - share for the other one, or 1 for the label alone.
-    Smoothing makes them (1 - smoothing) * target + smoothing / K, for binary losses too.
+    Smoothing makes them (1 - smoothing) * target + smoothing / K, for binary losses too, and of
+    several labels per row, whose questions have two answers each, + smoothing / 2.
 
     Sources: Wightman et al. 2021 (arXiv:2110.00476) for the binary loss, where the classes are
     independent questions; Composer for its sum over the classes; timm for their mean, which is
@@ -28,24 +29,30 @@ def cross_entropy(
 
     Args:
       logits: f32[b, K].
-      labels: int32[b].
-      second_labels: int32[b], or None for one label per row.
+      labels: int32[b], or several for each row: bool[b, K].
+      second_labels: as `labels`, of the row that was mixed in; None: nothing was.
       share: f32[b] in [0, 1], of the first label; None if `second_labels` are.
       smoothing: in [0, 1).
       loss: "softmax", "bce_sum", "bce_mean" or "bce_binary".
     """
     classes = logits.shape[-1]
-    targets = jax.nn.one_hot(labels, classes)
-    if share is not None:
+    targets = _k_hot(labels, classes)
+    if second_labels is not None and share is not None:
         targets *= share[:, None]
-        targets += (1 - share)[:, None] * jax.nn.one_hot(second_labels, classes)
-    targets = optax.smooth_labels(targets, smoothing)
+        targets += (1 - share)[:, None] * _k_hot(second_labels, classes)
+    answers = classes if labels.ndim == 1 else 2
+    targets = (1 - smoothing) * targets + smoothing / answers
     if loss == "softmax":
         return optax.softmax_cross_entropy(logits, targets)
     if loss == "bce_binary":
         targets = (targets > _PRESENT).astype(targets.dtype)
     losses = optax.sigmoid_binary_cross_entropy(logits, targets)
     return jnp.sum(losses, -1) if loss == "bce_sum" else jnp.mean(losses, -1)
+
+
+def _k_hot(labels: jax.Array, classes: int) -> jax.Array:
+    """f32[b, K] of int32[b] or bool[b, K]."""
+    return jax.nn.one_hot(labels, classes) if labels.ndim == 1 else labels.astype(jnp.float32)
 
 
 def accuracies(logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:

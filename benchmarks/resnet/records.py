@@ -26,11 +26,12 @@ def load_data_manifest(keys: Data) -> data_manifest.DataManifest | None:
     return data_manifest.load(keys.data_dir) if has_data else None
 
 
-def open_records(where: RecordFiles, num_classes: int) -> Source:
+def open_records(where: RecordFiles, num_classes: int, several: bool = False) -> Source:
     """Opens TFRecords in the ImageNet schema.
 
     Each file is read through once to count and check its records, unless the folder's data manifest
-    describes it. `num_classes` is the config's number; 0 takes the number of the data.
+    describes it. `num_classes` is the config's number; 0 takes the number of the data. `several`
+    says whether a record has a list of labels.
 
     ConfigError: the data hold more than `num_classes` classes. DataError: no file matches; or names
     the record that lacks a key, has a label out of range, is damaged or not an image.
@@ -43,16 +44,17 @@ def open_records(where: RecordFiles, num_classes: int) -> Source:
     if trust_manifest and content and (counts := content.counts(data_dir, paths)):
         names = dict(enumerate(content.class_names, 1 - offset))
     else:
-        key = {"num_classes": num_classes}
+        key = {"num_classes": num_classes} | ({"several": True} if several else {})
         rows = caches.scan_files(
-            paths, lambda path: _scan_file(path, offset, num_classes), cache, key
+            paths, lambda path: _scan_file(path, offset, num_classes, several), cache, key
         )
         names = {int(label): name for row in rows for label, name in row["names"].items()}
         counts = tuple(row["count"] for row in rows)
     files.check_not_empty(paths, counts, split)
     class_names = tuple(names.get(label, "") for label in range(num_classes)) if names else ()
     image_and_label = "image/encoded", "image/class/label"
-    return Source(Shards(paths, counts), *image_and_label, offset, num_classes, class_names)
+    shards = Shards(paths, counts)
+    return Source(shards, *image_and_label, offset, num_classes, class_names, several)
 
 
 def valid_labels(num_classes: int, data_classes: int) -> range:
@@ -72,13 +74,15 @@ def valid_labels(num_classes: int, data_classes: int) -> range:
     return range(first, first + num_classes)
 
 
-def _scan_file(path: str, offset: int, num_classes: int) -> dict[str, Any]:
+def _scan_file(path: str, offset: int, num_classes: int, several: bool = False) -> dict[str, Any]:
     """{"count", "names": {label from 0: name}} of a file; DataError names its first bad record."""
     tf = tensorflow()
-    optional = tf.io.FixedLenFeature([], tf.string, default_value="")
+    number, optional = tf.io.FixedLenFeature([], tf.int64), tf.io.FixedLenFeature([], tf.string, "")
+    if several:
+        number, optional = tf.io.RaggedFeature(tf.int64), tf.io.RaggedFeature(tf.string)
     features = {
         "image/encoded": tf.io.FixedLenFeature([], tf.string),
-        "image/class/label": tf.io.FixedLenFeature([], tf.int64),
+        "image/class/label": number,
         "image/class/text": optional,
         "image/class/synset": optional,
     }
@@ -86,14 +90,17 @@ def _scan_file(path: str, offset: int, num_classes: int) -> dict[str, Any]:
 
     def check(chunk: Any, first: int) -> None:
         parsed = {k: v.numpy() for k, v in tf.io.parse_example(chunk, features).items()}
-        labels = parsed["image/class/label"] - offset
-        for i, (label, encoded) in enumerate(zip(labels, parsed["image/encoded"], strict=True)):
+        keys = ("image/class/label", "image/class/text", "image/class/synset")
+        for i, encoded in enumerate(parsed["image/encoded"]):
             record = record_name(path, first + i)
-            if not 0 <= label < num_classes:
-                raise wrong_label(record, int(label), offset, num_classes)
+            labels, texts, synsets = (np.atleast_1d(parsed[key][i]) for key in keys)
+            for label in (labels - offset).tolist():
+                if not 0 <= label < num_classes:
+                    raise wrong_label(record, label, offset, num_classes)
             if not encoded.startswith(decoding.IMAGE_MAGIC):
                 raise DataError(f"{record} is not a JPEG, PNG, BMP or GIF image")
-            if name := parsed["image/class/text"][i] or parsed["image/class/synset"][i]:
+            known = texts if any(texts) else synsets
+            for label, name in zip(labels - offset, filter(None, known), strict=False):
                 names[str(label)] = name.decode(errors="replace")
 
     schema = "the ImageNet schema (keys image/encoded and image/class/label)"

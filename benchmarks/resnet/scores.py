@@ -25,11 +25,14 @@ class ClassScores(NamedTuple):
         class without an example has nan.
         """
         absent = np.isnan(self.recall)
-        return {
-            f"{kind}/{name}": math.nan if absent[i] else float(np.nan_to_num(values[i]))
-            for kind, values in self._asdict().items()
-            for i, name in enumerate(names)
-        }
+        columns = [np.where(absent, math.nan, np.nan_to_num(values)) for values in self]
+        values = np.stack(columns)[:, : len(names)].ravel().tolist()
+        return dict(zip(names_of_each(names), values, strict=True))
+
+
+def names_of_each(names: Sequence[str]) -> list[str]:
+    """The scores of `ClassScores.of_each`."""
+    return [f"{kind}/{name}" for kind in ClassScores._fields for name in names]
 
 
 def class_scores(tp: np.ndarray, predicted: np.ndarray, actual: np.ndarray) -> ClassScores:
@@ -57,15 +60,15 @@ def macro_f1(scores: ClassScores) -> float:
 
     The same as sklearn's f1_score(average="macro", zero_division=0). nan without any class.
     """
-    return _mean(scores.f1)
+    return mean(scores.f1)
 
 
 def balanced_accuracy(scores: ClassScores) -> float:
     """The mean recall of the classes that have examples (sklearn's balanced_accuracy_score)."""
-    return _mean(scores.recall)
+    return mean(scores.recall)
 
 
-def _mean(values: np.ndarray) -> float:
+def mean(values: np.ndarray) -> float:
     """The mean of the values that are defined; nan without any."""
     defined = values[~np.isnan(values)]
     return float(defined.mean()) if len(defined) else math.nan

@@ -42,7 +42,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "cutmix": 1.0,
     },
 }
-WHOLE_KEYS = ("num_label_classes", "image_size", "eval_image_size", "eval_flip")
+WHOLE_KEYS = ("num_label_classes", "labels", "image_size", "eval_image_size", "eval_flip")
 
 
 def _refuse(group: Any, faults: Mapping[str, str]) -> None:
@@ -63,6 +63,7 @@ class Data:
     num_train_images: Count
     num_eval_images: Count
     num_label_classes: Annotated[int, "[0, 1e7]"]
+    labels: Literal["auto", "one", "several"] = "auto"  # that a picture has
     seed: Seed
     shuffle_buffer_size: Annotated[int, "[1, 1e9]"]
     input_streams: Annotated[int, "[1, 1e6]"]
@@ -211,7 +212,9 @@ class Settings:
 
 
 def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of a checkpoint, with the number of classes and the input that it stores."""
+    """The config of a checkpoint, with the classes, labels and input that it stores."""
+    if labels := manifest.get("labels"):
+        values = values | {"labels": labels}
     if head := manifest.get("tree", {}).get("model", {}).get("params/head/kernel"):
         values = values | {"num_label_classes": int(head.removesuffix("]").rpartition(",")[2])}
     if spec := manifest.get("input_spec"):

@@ -71,7 +71,9 @@ class Classifier:
         described = json.dumps(spec.as_dict())
         facts = {"input_spec": described, "class_names": json.dumps(self.names)}
         program = None if name == "onnx" else self.exported
-        formats.write(name, path, program, self.portable.draw, facts, (spec, self.names))
+        facts |= {"labels": "several"} if self.portable.several else {}
+        classes = spec, self.names, self.portable.several
+        formats.write(name, path, program, self.portable.draw, facts, classes)
 
     def read(self, name: str, path: str) -> Compute:
         """Reads a format back, "hf" as other libraries' weights; returns what it computes."""
@@ -104,7 +106,8 @@ class Classifier:
         results = formats.read("savedmodel", path)({"image_bytes": list(self.encoded)})
         pixels = [input_spec.evaluated(p, spec, is_portable=True).numpy() for p in self.encoded]
         levels = np.abs(np.stack(pixels).astype(int) - self.images)
-        expected = np.asarray(jax.nn.softmax(self.portable.logits(np.stack(pixels))))
+        shares = jax.nn.sigmoid if self.portable.several else jax.nn.softmax
+        expected = np.asarray(shares(self.portable.logits(np.stack(pixels))))
         error = float(np.max(np.abs(results["probabilities"] - expected)))
         if not error <= 1e-4:
             raise OutputError(f"savedmodel: serving_default is off by {error:.1e} in probability")
@@ -198,6 +201,7 @@ def card_text(model: Classifier, rows: dict[str, Any]) -> str:
         recipe=[key for key in _RECIPE if key in config],
         labels=model.names,
         count=model.portable.classes,
+        several=model.portable.several,
         size=model.portable.spec.size,
         spec=json.dumps(model.portable.spec.as_dict(), indent=2),
         torch=model.torch,
@@ -210,13 +214,13 @@ def card_text(model: Classifier, rows: dict[str, Any]) -> str:
 
 
 def _measured(trained: model_source.Model) -> tuple[dict[str, float], int]:
-    """(accuracies of this checkpoint, number of images), by the run's evaluation or --mode=eval.
+    """(scores of this checkpoint, number of images), by the run's evaluation or --mode=eval.
 
     It is ({}, 0) where the checkpoint was not evaluated.
     """
     for folder in (trained.workdir, f"{trained.workdir}/eval"):
         for row in reversed(History(folder, writes=False).rows):
-            scores = {name: value for name, value in row.items() if "accuracy" in name}
+            scores = {k: row[k] for k in row if "accuracy" in k or k in ("mAP", "f1_macro")}
             if (row["split"], row["step"]) == ("eval", trained.step) and scores:
                 return scores, int(row["examples"])
     return {}, 0

@@ -45,7 +45,7 @@ def write(
     program: export.Exported | None,
     draw: Draw | None,
     facts: Mapping[str, str],
-    classes: tuple[InputSpec, Sequence[str]] | None = None,
+    classes: tuple[InputSpec, Sequence[str], bool] | None = None,
 ) -> None:
     """Writes a model in the format `name`, "onnx", "savedmodel" or "stablehlo", to a new path.
 
@@ -53,8 +53,8 @@ def write(
       program: the model as jax exports it, not for ONNX; its dimensions may be symbolic.
       draw: adds the model to a graph of ONNX, and returns its inputs and outputs.
       facts: the metadata of ONNX.
-      classes: for a classifier, how an encoded image becomes pixels, and the names of the classes;
-        without names, numbers.
+      classes: for a classifier, how an encoded image becomes pixels, the names of the classes (()
+        for numbers), and whether an image has any of them.
     """
     if name == "savedmodel":
         assert program is not None
@@ -109,12 +109,15 @@ def _serve(program: export.Exported) -> dict[str, Any]:
     return {"serving_default": serve.get_concrete_function(**specs)}
 
 
-def _classify(program: export.Exported, spec: InputSpec, labels: Sequence[str]) -> dict[str, Any]:
+def _classify(
+    program: export.Exported, spec: InputSpec, labels: Sequence[str], several: bool
+) -> dict[str, Any]:
     """A function uint8[b, s, s, 3] -> float32[b, K] as TensorFlow Serving's clients call it.
 
     The signatures are:
       serving_default: `image_bytes` string[b], encoded images, -> `classes` int64[b],
-        `probabilities` float32[b, K], `top5_names` string[b, 5], `top5_scores` float32[b, 5].
+        `probabilities` float32[b, K], `top5_names` string[b, 5], `top5_scores` float32[b, 5]; where
+        an image has several labels, without `classes`.
       images: `images` uint8[b, s, s, 3], RGB -> `logits` float32[b, K].
     """
     tf, call = tensorflow(), _operation(program)
@@ -133,10 +136,11 @@ def _classify(program: export.Exported, spec: InputSpec, labels: Sequence[str]) 
             image_bytes,
             fn_output_signature=tf.TensorSpec(shape[1:], tf.uint8),
         )
-        probabilities = tf.nn.softmax(logits(prepared)["logits"])
+        found = logits(prepared)["logits"]
+        probabilities = tf.math.sigmoid(found) if several else tf.nn.softmax(found)
         scores, indices = tf.math.top_k(probabilities, min(5, len(names)))
-        return {
-            "classes": tf.argmax(probabilities, axis=-1),
+        best = {} if several else {"classes": tf.argmax(probabilities, axis=-1)}
+        return best | {
             "probabilities": probabilities,
             "top5_names": tf.gather(names, indices),
             "top5_scores": scores,

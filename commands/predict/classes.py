@@ -27,13 +27,16 @@ from engine import locations
 from engine.checkpoint import model_source
 
 FORMATS = outputs.FORMATS
+_TOP = 5  # classes that are written for a picture
+_THRESHOLD = 0.5  # a label with a larger probability is written, where there may be several
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
     """The flags of predict.py for classifiers."""
 
-    top_k: int = 5
+    top_k: int | None = None
+    threshold: float | None = None
     logits: bool = False
     embeddings: str = ""
     heatmap: str = ""
@@ -46,6 +49,12 @@ def run(request: Request, options: Options, model: model_source.Model) -> int:
         if not options.embeddings.endswith(".npy"):
             raise ConfigError(f"--embeddings={options.embeddings}: must end with .npy")
         locations.check_file(options.embeddings, "--embeddings")
+    uses = model.benchmark.uses
+    if options.threshold is not None and not (isinstance(uses, Classes) and uses.several):
+        raise ConfigError(
+            f"--threshold={options.threshold}: pictures have one label for {model.source}, which "
+            "is always the most probable class; --top_k chooses how many are written"
+        )
     return sources.answer(lambda: Classifier(model, options, request.accept_other_data), request)
 
 
@@ -63,9 +72,12 @@ class Classifier(sources.PictureModel):
         size = self._uses.input_spec.size
         super().__init__(model, f"{len(self._names):,} classes, {size} px", self._uses.at_once)
         self._options = options
-        self._top_k = min(options.top_k, len(self._names))
+        usual = len(self._names) if uses.several else _TOP
+        self._top_k = min(options.top_k or usual, len(self._names))
+        self._least = _THRESHOLD if options.threshold is None else options.threshold
         self._value = "logit" if options.logits else "probability"
         self._number = ".3f" if options.logits else ".1%"  # how people read it
+        self._joined = "logits" if options.logits else "probabilities"  # of several labels
         self._features: list[np.ndarray | None] = []
         self._named = self._right = 0
         self._drawings = Drawings(options.heatmap, "heatmap")
@@ -95,7 +107,7 @@ class Classifier(sources.PictureModel):
         if result is not None:
             row = self._ranked(picture, result["logits"])
             if self._options.heatmap and not row.error:
-                self._draw(picture, row, result["heat"])
+                self._draw(picture, result["logits"], result["heat"])
         truth = row.content.get("folder_label", "")
         self._named += bool(truth)
         self._right += bool(truth) and not other_folder(row)
@@ -103,32 +115,42 @@ class Classifier(sources.PictureModel):
             self._features.append(None if result is None else result["features"])
         return row
 
+    def _values(self, logits: np.ndarray) -> np.ndarray:
+        """float64[classes] of the logits f32[classes]: their probabilities, or, if asked, they."""
+        values = logits.astype(np.float64)
+        if self._options.logits:
+            return values
+        if self._uses.several:
+            return _sigmoid(values)
+        shares = np.exp(values - values.max())
+        return shares / shares.sum()
+
     def _ranked(self, picture: Picture, logits: np.ndarray) -> Row:
         """The row of a picture, for logits f32[classes]."""
         if not np.isfinite(logits).all():
             return Row(picture.source, "the model's logits are not finite: its run has diverged")
         best = np.argsort(-logits, kind="stable")[: self._top_k].tolist()
-        values, digits = logits.astype(np.float64), 9  # so many digits tell float32 values apart
-        if not self._options.logits:
-            digits = 6
-            values = np.exp(values - values.max())
-            values /= values.sum()
+        if self._uses.several:
+            best = [i for i in best if _sigmoid(logits[i].astype(np.float64)) > self._least]
+        # So many digits tell float32 values apart.
+        values, digits = self._values(logits), 9 if self._options.logits else 6
         predictions = [
             {"label": self._names[i], "index": i, self._value: float(f"{values[i]:.{digits}g}")}
             for i in best
         ]
         folder = normal_name(os.path.basename(os.path.dirname(picture.path)))
-        truth = next((name for name in self._names if normal_name(name) == folder), "")
+        names = () if self._uses.several else self._names
+        truth = next((name for name in names if normal_name(name) == folder), "")
         named = {"folder_label": truth} if truth else {}
         return Row(picture.source, "", {"predictions": predictions, **named})
 
-    def _draw(self, picture: Picture, row: Row, heat: np.ndarray) -> None:
+    def _draw(self, picture: Picture, logits: np.ndarray, heat: np.ndarray) -> None:
         """Writes the photo with the heat map of its best class, f32[size, size]."""
         assert picture.photo is not None
         image, _ = enlarged(Image.open(io.BytesIO(picture.photo.encoded)).convert("RGB"))
-        image, best = heated(image, heat, self._uses.input_spec), row.content["predictions"][0]
-        value = f"{best[self._value]:{self._number}}"
-        Pen(image).tag(0, 0, f"{best['label']} {value}", "black")
+        image, best = heated(image, heat, self._uses.input_spec), int(np.argmax(logits))
+        text = f"{self._names[best]} {self._values(logits)[best]:{self._number}}"
+        Pen(image).tag(0, 0, text, "black")
         self._drawings.save(picture.path, image)
 
     def write(self, request: Request, paths: Sequence[str], rows: Iterator[Row]) -> None:
@@ -136,6 +158,8 @@ class Classifier(sources.PictureModel):
         table = functools.partial(self.table, paths)
         ranked = [name for rank in range(self._top_k) for name in self._columns(rank)]
         columns = ["path", *ranked, "folder_label", "error"]
+        if self._uses.several:
+            columns = ["path", "labels", self._joined, "error"]
         outputs.write_rows(request.out, request.format, rows, columns, self._cells, table)
         if self._options.embeddings:
             # A file without a prediction has a row of nan.
@@ -152,6 +176,10 @@ class Classifier(sources.PictureModel):
 
     def _cells(self, row: Row) -> list[dict[str, Any]]:
         """The one line of a CSV for a picture, by column."""
+        if self._uses.several:
+            pairs = [(each["label"], str(each[self._value])) for each in row.content["predictions"]]
+            labels, values = zip(*pairs, strict=True) if pairs else ((), ())
+            return [{"labels": "|".join(labels), self._joined: "|".join(values)}]
         cells = {"folder_label": row.content.get("folder_label", "")}
         for rank, each in enumerate(row.content["predictions"]):
             values = (each["label"], each[self._value], each["index"])
@@ -163,13 +191,17 @@ class Classifier(sources.PictureModel):
         names = min(max([len(shown(path)) for path in paths], default=4), width // 2, 60)
         label_width = max(4, min(max(len(shown(name)) for name in self._names), 20))
         shown_k = max(1, min(self._top_k, (width - names) // (label_width + 11)))
-        yield f"{'file':{names}}  {'classes, most probable first'}\n"
+        head, none = "classes, most probable first", ""
+        if self._uses.several:
+            none = f"no label above {self._least:.0%}"
+            head = f"labels above {self._least:.0%}, most probable first"
+        yield f"{'file':{names}}  {head}\n"
         for row in rows:
             ranks = []
             for each in row.content.get("predictions", ())[:shown_k]:
                 label = text_cell(each["label"], label_width)
                 ranks.append(f"{label:{label_width}} {each[self._value]:>7{self._number}}")
-            text = f"ERROR {row.error}" if row.error else "  ".join(ranks)
+            text = f"ERROR {row.error}" if row.error else "  ".join(ranks) or none
             mark = f"  (folder: {shown(folder)})" if (folder := other_folder(row)) else ""
             yield f"{path_cell(row.source['path'], names):{names}}  {text}{mark}\n"
 
@@ -221,3 +253,8 @@ def read_names(path: str, model: model_source.Model, count: int, accepts: bool) 
     elif not names:
         say("NOTE the model has no class names, so numbers stand for them; --labels names them")
     return [name or str(i) for i, name in enumerate(names or [""] * count)]
+
+
+def _sigmoid(values: np.ndarray) -> np.ndarray:
+    """float64 in (0, 1), the probabilities of independent labels."""
+    return 1 / (1 + np.exp(-np.clip(values, -500, 500)))

@@ -142,6 +142,7 @@ class DataManifest:
     category_ids: tuple[int, ...] = ()
     boxes: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     image_ids: tuple[int, ...] = ()
+    labels: str = "one"  # of a photo; or "several", which may be none
     by_class: Mapping[frozenset[str], tuple[int, ...]] = dataclasses.field(default_factory=dict)
     upright: Mapping[str, tuple[bool, ...]] = dataclasses.field(default_factory=dict)
     single_boxes: tuple[int, ...] = ()
@@ -185,6 +186,7 @@ def parse(data: bytes, path: str) -> DataManifest:
         return DataManifest(
             class_names=tuple(row["name"] for row in classes),
             shards={row["name"]: int(row["examples"]) for row in shards},
+            labels=str(content.get("labels", "one")),
             by_class=by_class,
             category_ids=tuple(int(row["id"]) for row in classes if "id" in row),
             boxes={key: tuple(map(int, rows.get("per_image", ()))) for key, rows in boxes.items()},

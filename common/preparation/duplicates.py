@@ -31,7 +31,7 @@ def repeated_images(
     order = repeated[np.argsort(number[repeated], kind="stable")]
     kinds: dict[str, list[np.ndarray]] = {kind: [] for kind in _KINDS_OF_REPEATS}
     for group in np.split(order, np.flatnonzero(np.diff(number[order])) + 1) if len(order) else ():
-        kind = 0 if np.ptp(labels[group]) else 1 if len(set(splits[group])) > 1 else 2
+        kind = 0 if len({*labels[group].tolist()}) > 1 else 1 if len(set(splits[group])) > 1 else 2
         kinds[_KINDS_OF_REPEATS[kind]].append(group)
     return [
         f"{len(groups):,} {'image is' if len(groups) == 1 else 'images are'} there {kind}: "

@@ -52,14 +52,16 @@ class Source:
     archive: bool = False
     folders: tuple[str, ...] = ()  # the names of the folders at the top, empty ones too
     skipped: tuple[tuple[str, str], ...] = ()  # (name, reason) of the files that are no images
-    classes: Sequence[str] = ()  # of the files, where a table has them; else their folders are
+    # Of each file, where a table has them; else the folders are the classes.
+    classes: Sequence[tuple[str, ...]] = ()
+    several: bool = False  # whether a file may have several classes, or none
 
-    def class_name(self, i: int) -> str:
-        """Returns the class of the i-th image, '' where there are no classes."""
+    def class_names(self, i: int) -> tuple[str, ...]:
+        """Returns the classes of the i-th image, () where it has none."""
         if self.classes:
             return self.classes[i]
         folder, slash, _ = self.files[i].name.partition("/")
-        return folder if slash else ""
+        return (folder,) if slash else ()
 
     def read(self, i: int, most: int = limits.IMAGE_BYTES) -> bytes:
         """Reads the i-th file; any thread may call it.

@@ -30,7 +30,7 @@ _SHARD_BYTES = 128 << 20  # large enough for object stores, small enough for a s
 FACTS = ("examples", "bytes", "sha256")  # of a shard
 
 # A record, or b"" if the image cannot be used; the labels to count; and rows of the shard's summary
-# by their lists: "left_out" or "changed": [path, reason], "digests": [digest, label, path].
+# by their lists: "left_out" or "changed": [path, reason], "digests": [digest, labels, path].
 Example = tuple[bytes, Sequence[int], dict[str, list]]
 
 

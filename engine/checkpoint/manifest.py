@@ -37,6 +37,7 @@ class Manifest(TypedDict, total=False):
     target_metrics: list[str]
     # What the model's numbers mean, by `Benchmark.metadata`; other kinds of models have other keys:
     class_names: list[str]  # of classifiers
+    labels: str  # of classifiers: how many labels a picture has, "one" or "several"
     input_spec: dict[str, Any]  # of classifiers: how an image becomes the model's input
     categories: list[Any]  # of detectors: [id, name] of each
     imported: dict[str, Any]  # the file that the weights are from, if another library wrote it

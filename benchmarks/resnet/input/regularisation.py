@@ -32,8 +32,8 @@ class Mixed(NamedTuple):
     """Images, and two labels for each."""
 
     images: jax.Array  # float[b, h, w, c]
-    labels: jax.Array  # int32[b]
-    others: jax.Array | None  # int32[b]: of the images mixed in; None: nothing was mixed in
+    labels: jax.Array  # int32[b], or several for each image: bool[b, K]
+    others: jax.Array | None  # the labels of the images mixed in; None: nothing was mixed in
     share: jax.Array | None  # float32[b], in [0, 1]: of the first label
 
 
@@ -74,9 +74,9 @@ def mix(
     Sources: Zhang et al. 2017 (arXiv:1710.09412); Yun et al. 2019 (arXiv:1905.04899); timm for the
     choice between both, half of the rows each. There all rows have one share by default.
 
-    `images` are float[b, h, w, c], `labels` and `seeds` int32[b]; in a `shard_map` b is one
-    device's share, and rows mix with rows of the same device. `mixup` and `cutmix` are their
-    alpha; 0 turns one off.
+    `images` are float[b, h, w, c], `labels` int32[b] or bool[b, K], `seeds` int32[b]; in a
+    `shard_map` b is one device's share, and rows mix with rows of the same device. `mixup` and
+    `cutmix` are their alpha; 0 turns one off.
     """
     if not mixup and not cutmix:
         return Mixed(images, labels, None, None)
@@ -95,7 +95,7 @@ def mix(
     others = jnp.roll(images, 1, axis=0)
     dtype = jnp.promote_types(images.dtype, jnp.float32)
     mixed = weight * images.astype(dtype) + (1 - weight) * others.astype(dtype)
-    return Mixed(mixed.astype(images.dtype), labels, jnp.roll(labels, 1), share)
+    return Mixed(mixed.astype(images.dtype), labels, jnp.roll(labels, 1, axis=0), share)
 
 
 def _box(shape: tuple[int, ...], seeds: jax.Array, share: jax.Array) -> jax.Array:

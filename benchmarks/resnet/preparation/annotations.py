@@ -7,9 +7,10 @@ import io
 import itertools
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+from benchmarks.resnet.preparation import several
 from common import limits
 from common.data import storage
 from common.errors import some, visible
@@ -24,7 +25,6 @@ _LABELS = (  # names of columns, the likeliest first
     "diagnosis dx class_id label_id category_id y"
 )
 _TRUE, _FALSE = {"true", "yes", "1", "1.0"}, {"false", "no", "0", "0.0", ""}
-_BINARY = {"0", "1", "0.0", "1.0", "-1"}
 _SPLIT = rf"(data_?)?({'|'.join(COLUMNS)})s?"
 _SPLITS = 20  # a column of splits or folds has at most so many values
 _FOLD = r"(k_?)?folds?|cv(_?fold)?"  # the name of a column with numbers of folds
@@ -35,7 +35,6 @@ _BOX = (
 )
 _SIDE = r"(^|_)([xywh]|width|height|left|top|right|bottom)(_|$)"
 _NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)(e-?\d+)?", re.I).fullmatch
-_LISTS = r"(^|_)(labels|tags|classes|categories|attributes|ids|targets?)$"  # names with several
 
 
 class Photos:
@@ -71,10 +70,10 @@ class Photos:
 class Row(NamedTuple):
     """A row of a table."""
 
-    line: int
+    place: str  # its table and line
     file: str
     photos: list[int]  # the photos that `file` may mean
-    label: str  # '' if there is none
+    labels: tuple[str, ...] | None  # None if nothing is said about them
     split: str  # 'train', 'validation' or 'test'; '' in a table without splits
 
 
@@ -87,17 +86,30 @@ class Table(NamedTuple):
     split: str
     problem: str = ""  # why it may have no class for each photo, and the fix
     note: str = ""  # what tells the split, or why a column does not
+    form: several.Form | None = None  # how several columns, cells or rows have the labels
+
+    @property
+    def has_several(self) -> bool:
+        """Whether a photo may have several labels, or none."""
+        return bool(self.form) and several.has_several([row.labels for row in self.rows], self.form)
 
 
 def parse(
-    path: str, text: str, photos: Photos, file: str = "", label: str = "", guess: bool = True
+    path: str,
+    text: str,
+    photos: Photos,
+    file: str = "",
+    given: Sequence[str] = (),
+    kind: str = "",
+    guess: bool = True,
 ) -> Table:
     """Reads a table with commas, tabs or semicolons; titles above it do not matter.
 
-    Without a header the columns are "1", "2" and so on. `file` and `label` are the names of
-    columns; '' takes those that look like it. With `guess`, the only other column with values that
-    repeat may have the labels, whatever its name.
-    A table of something else has a `problem`, unless the user chose the `label`.
+    Without a header the columns are "1", "2" and so on. `file` is the name of a column, `given` has
+    that of the labels, of a `kind` of several labels perhaps more; without them those are taken
+    that look like it. With `guess`, the only other column with values that repeat may have the
+    labels, whatever its name.
+    A table of something else has a `problem`, unless the user chose the column of the labels.
     """
     reader = csv.reader(io.StringIO(text, ""), delimiter=max(",\t;", key=text[:4096].count))
     try:
@@ -112,7 +124,7 @@ def parse(
     lines = lines[has_header:]
     cells = itertools.zip_longest(*(row for _, row in lines), fillvalue="")
     columns = dict(zip(names, cells, strict=False))
-    for name in filter(None, (file, label)):
+    for name in filter(None, (file, *given)):
         if name not in columns:
             raise SourceError(f"{path} has no column {name!r}; give one of {', '.join(names)}")
 
@@ -121,24 +133,52 @@ def parse(
         return len(found), sum(cell.lower().endswith(SUFFIXES) for cell in columns[name])
 
     file = file or max((name for name in columns if hits(name)[0]), key=hits, default="")
+    if not file:
+        flags = f"give --file_column and --label_column, of {', '.join(names)}"
+        raise SourceError(f"{path}: which columns have files and labels is not clear: {flags}")
     split, parts, note = _splits({k: cells for k, cells in columns.items() if k != file})
     others = {name: column for name, column in columns.items() if name not in (file, split)}
-    boxes = _boxes(others, has_header)
-    can_be = {name: column for name, column in others.items() if name not in boxes}
-    chosen, label = label, label or _label_column(can_be, guess)
-    problem = "" if chosen else _problem(others, boxes, label)
-    if not (label or problem):
+    boxes, sides = _boxes(others, has_header)
+    can_be = {name: column for name, column in others.items() if name not in boxes + sides}
+    label, form = given[0] if given else _label_column(can_be, guess), None
+    if kind:
+        form = several.given(kind, others, given)
+    elif not (given or boxes):
+        is_known = _key(label) in _LABELS.split()
+        form = several.find(can_be, label, is_known, columns[file])
+    problem = "" if given or form else _problem(others, boxes or sides, label)
+    if not (label or form or problem):
         words = (name for name in others if not all(map(_NUMBER, filter(None, others[name]))))
         label = next(words, "")  # numbers that are not known to be classes are often measures
         problem = f"names photos ({file}), but which of {some(others)} has the classes is not clear"
         problem += ": call it 'label'"
-    if not file:
-        flags = f"give --file_column and --label_column, of {', '.join(names)}"
-        raise SourceError(f"{path}: which columns have files and labels is not clear: {flags}")
     blank = [""] * len(lines)
-    values = zip(lines, columns[file], columns.get(label, blank), parts or blank, strict=True)
-    rows = [Row(k, x, photos.find(x, path), normal_name(y), z) for (k, _), x, y, z in values]
-    return Table(rows, file, label, split, problem, note)
+    names = [normal_name(cell) for cell in columns.get(label, blank)]
+    labels = several.read(others, form) if form else [(name,) if name else None for name in names]
+    values = zip(lines, columns[file], labels, parts or blank, strict=True)
+    rows = [
+        Row(f"{path}, line {number}", cell, photos.find(cell, path), named, part)
+        for (number, _), cell, named, part in values
+    ]
+    return Table(rows, file, label, split, problem, note, form)
+
+
+def parse_all(texts: Mapping[str, str], photos: Photos, **columns: Any) -> Table:
+    """`parse` of tables with the same columns, by their paths; each is for the split in its path.
+
+    What the first one has is taken for the others.
+    """
+    (path, text), *others = texts.items()
+    first = parse(path, text, photos, **columns)
+    if not others or first.problem or first.split:
+        return first
+    same = {"given": [first.label], "file": first.file}
+    if first.form:
+        same |= {"given": first.form.columns, "kind": first.form.kind}
+    tables = {path: first} | {path: parse(path, text, photos, **same) for path, text in others}
+    rows = [row._replace(split=split_of(p)) for p, table in tables.items() for row in table.rows]
+    note = f"{' and '.join(tables)} say the splits"
+    return first._replace(rows=rows, split="the path", note=note)
 
 
 def _key(name: str) -> str:
@@ -174,8 +214,11 @@ def _splits(columns: Mapping[str, Sequence[str]]) -> tuple[str, list[str], str]:
     return "", [], ""
 
 
-def _boxes(columns: Mapping[str, Sequence[str]], has_header: bool) -> list[str]:
-    """The columns with boxes or outlines, by their names or several numbers in a cell."""
+def _boxes(columns: Mapping[str, Sequence[str]], has_header: bool) -> tuple[list[str], list[str]]:
+    """The columns with boxes or outlines, by their names or several numbers in a cell.
+
+    The second ones are four or more that may be sides of boxes, or of the photos.
+    """
 
     def has_numbers(cell: str) -> bool:  # four for each word, such as "cat 0.9 5 5 20 20"
         parts = re.findall(r"[^\s,;|]+", cell[:200])
@@ -188,12 +231,12 @@ def _boxes(columns: Mapping[str, Sequence[str]], has_header: bool) -> list[str]:
         name
         for name, cells in values.items()
         if name not in boxes and 2 * sum(map(has_numbers, cells)) > len(cells)
-        if not (re.search(_LISTS, _key(name)) and _several(cells, True))
+        if not (several.is_plural(name) and several.separated(cells, True)[0])
     ]
     sides = [name for name in columns if re.search(_SIDE, _key(name))]
     if not has_header:  # sides are columns of numbers
         sides = [name for name, cells in values.items() if cells and all(map(_NUMBER, cells))]
-    return boxes or sides * (len(sides) > 3)
+    return boxes, sides * (len(sides) > 3)
 
 
 def _problem(columns: Mapping[str, Sequence[str]], boxes: Sequence[str], label: str) -> str:
@@ -205,33 +248,13 @@ def _problem(columns: Mapping[str, Sequence[str]], boxes: Sequence[str], label: 
     values = {name: {*map(str.strip, cells)} - {""} for name, cells in columns.items()}
     is_known = _key(label) in _LABELS.split()
     fix = "write the class of each photo into one column, or boxes in COCO's form"
-    if not is_known and len(values) > 1 and all(cells <= _BINARY for cells in values.values()):
-        marks = " and ".join(sorted({*itertools.chain(*values.values())}))
-        return f"has a column for each class ({some(columns)}), with {marks}: {fix}"
+    if not is_known and (doubt := several.doubtful(columns)):
+        return doubt
     if boxes:
         return f"has boxes or outlines (columns {some(boxes)}): {fix}"
     cells = values.get(label, set())
     if 2 * sum(cell.startswith(("[", "{")) for cell in cells) > len(cells):
         return f"has lists or JSON in column {label}, such as {min(cells, key=len):.40}: {fix}"
-    if several := _several(cells, bool(re.search(_LISTS, _key(label)))):
-        return f"has several classes in a cell of column {label}, such as {several!r}: {fix}"
-    return ""
-
-
-def _several(cells: Collection[str], is_plural: bool) -> str:
-    """A cell with several classes, or ''.
-
-    What "|", ";" or "," separates are classes where each part is in other cells, too, and what
-    blanks separate, where each is a cell of its own: "golden retriever" is one class.
-    """
-    for sign in "|;, ":
-        parts = {cell: {part.strip() for part in cell.split(sign)} for cell in cells}
-        uses = collections.Counter(itertools.chain(*parts.values()))
-        classes = {x for x in uses if x.isdigit() or (x in cells if sign == " " else uses[x] > 1)}
-        lists = [cell for cell in cells if len(parts[cell]) > 1]
-        are_mostly = 2 * sum(parts[cell] <= classes for cell in lists) >= len(lists)
-        if lists and (sign == "|" or are_mostly or (is_plural and len(uses) < len(cells))):
-            return min(lists, key=len)
     return ""
 
 
@@ -246,19 +269,21 @@ def _label_column(columns: Mapping[str, Sequence[str]], guess: bool) -> str:
 
 
 def label(
-    source: Source, path: str, file_column: str, label_column: str, by_split: bool
+    source: Source, paths: Sequence[str], file: str, label: str, kind: str, by_split: bool
 ) -> dict[str, Source]:
-    """The photos in a table with its classes, by split: "train" and, if it has them, "validation".
+    """The photos in tables with their classes: for "train" and, if they have it, "validation".
 
-    Prints which photos have no label, and which files are missing. `by_split` is whether a column
-    with the names of splits counts. SourceError: there is no such column, a file has two labels, or
-    several files fit a row.
+    `file` and `label` are the names of columns, of several with commas between; `kind` says how a
+    photo has several labels, `by_split` whether a column with the names of splits counts. Prints
+    which photos have no label, and which files are missing. SourceError: there is no such column, a
+    file has two labels, or several files fit a row.
     """
-    text = decoded(read_all(path, limits.TEXT_BYTES), path, SourceError)
-    photos = Photos([file.name for file in source.files])
+    texts = {p: decoded(read_all(p, limits.TEXT_BYTES), p, SourceError) for p in paths}
+    path, photos = " and ".join(paths), Photos([photo.name for photo in source.files])
     labelled: dict[int, Row] = {}
     missing = []
-    content = parse(path, text, photos, file_column, label_column)
+    given = next(csv.reader([label]), []) if kind else [label] * bool(label)
+    content = parse_all(texts, photos, file=file, given=given, kind=kind)
     if content.problem:
         raise SourceError(f"{path} {content.problem}; --label_column takes a column as it is")
     if content.note and by_split:
@@ -266,15 +291,26 @@ def label(
             raise SourceError(f"{path}: {content.note}")
         print(visible(f"{path}: {content.note}"))
     for row in content.rows:
-        position = f"{path}, line {row.line}: {row.file}"
+        position = f"{row.place}: {row.file}"
         if len(row.photos) > 1:
             pair = " or ".join(source.files[i].name for i in row.photos[:2])
             raise SourceError(f"{position} is {pair}: write its folder")
         if not row.photos:
             missing.append(row.file)
-        elif row.label and (first := labelled.setdefault(row.photos[0], row)).label != row.label:
-            other = f"is {row.label!r}, but in line {first.line} {first.label!r}"
-            raise SourceError(f"{position} {other}: remove one of the two rows")
+        elif row.labels is not None:
+            first = labelled.setdefault(row.photos[0], row)
+            if content.form and content.form.kind == several.ROWS:
+                union = tuple(dict.fromkeys((*(first.labels or ()), *row.labels)))
+                labelled[row.photos[0]] = first._replace(labels=union)
+            elif first.labels != row.labels:
+                pair = f"is {_text(row)}, but in {first.place} {_text(first)}"
+                fix = "remove one of the two rows, or, if both are right, give --several=rows"
+                raise SourceError(f"{position} {pair}: {fix}")
+    if content.form and labelled:
+        way = "exactly one for each photo, so they are classes"
+        if content.has_several:
+            way = several.summary([row.labels or () for row in labelled.values()])
+        print(visible(f"{path}: {content.form}: {way}"))
     _warn(f"files of {path} that are not photos in {source.path}", missing)
     bare = [photo.name for i, photo in enumerate(source.files) if i not in labelled]
     _warn(f"photos without a label in {path} are left out", bare)
@@ -292,11 +328,16 @@ def label(
         split: dataclasses.replace(
             source,
             files=[source.files[i] for i in part],
-            classes=[labelled[i].label for i in part],
+            classes=[labelled[i].labels or () for i in part],
+            several=content.has_several,
             skipped=skipped if split == "train" else (),
         )
         for split, part in parts.items()
     }
+
+
+def _text(row: Row) -> str:
+    return " and ".join(map(repr, row.labels or ("without a label",)))
 
 
 def _warn(text: str, names: Sequence[str]) -> None:

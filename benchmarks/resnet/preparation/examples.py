@@ -1,10 +1,12 @@
 """Plans and makes records of images: which split, order and label each gets, and its bytes."""
 
 import argparse
+import collections
 import dataclasses
 import hashlib
+import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,14 +29,14 @@ class Split:
     source: Source
     origin: str  # 'train' or 'validation', the flag of the source
     rows: np.ndarray  # int64[n], the index in the source of the k-th image
-    labels: np.ndarray  # int32[n], the label of the k-th image, from 1
+    labels: Mapping[int, tuple[int, ...]]  # of images by their index in the source, from 1
     shards: int  # the number of files
 
     def left_out(self) -> list[tuple[str, str]]:
         """(path, reason) of each file that is no image or has no class."""
         rows, used = [*self.source.skipped], set(self.rows.tolist())
         for i, file in enumerate(self.source.files):
-            if not self.source.class_name(i) and i not in used:
+            if not (self.source.several or self.source.class_names(i) or i in used):
                 rows.append((file.name, "lies outside of the class folders"))
         return [(f"{self.origin}/{name}", reason) for name, reason in rows]
 
@@ -53,23 +55,24 @@ def make(
             them by the layout and the size); images in whose names the pattern `group` finds the
             same text stay in one split.
     """
-    classes = _classes(train)
+    classes = _classes(train, validation)
     numbers = {normal_name(name): i for i, name in enumerate(classes, 1)}
     rows, labels = _labelled(train, numbers)
     seed = settings["seed"]
     if validation is None:
         names = [train.files[i].name for i in rows]
         groups = holdout.groups(names, settings.get("group", ""))
-        share = holdout.choose(groups, labels, settings["validation_fraction"], seed)
+        strata = np.array([*map(_rarest(labels, len(classes)), rows.tolist())])
+        share = holdout.choose(groups, strata, settings["validation_fraction"], seed)
         if not share.any():
             reason = "no class has two images (with --group: two groups)"
             raise SourceError(f"{train.path}: {reason}, so no image is left for validation")
-        parts = {"validation": (train, "train", rows[share], labels[share])}
-        rows, labels = rows[~share], labels[~share]
+        parts = {"validation": (train, "train", rows[share], labels)}
+        rows = rows[~share]
     else:
         parts = {"validation": (validation, "validation", *_labelled(validation, numbers, lines))}
     order = writing.shuffled(seed, "train", [train.files[i].name for i in rows])
-    parts = {"train": (train, "train", rows[order], labels[order]), **parts}
+    parts = {"train": (train, "train", rows[order], labels), **parts}
     splits = {}
     for name, (source, origin, rows, labels) in parts.items():
         flag = "shards" if name == "train" else "validation_shards"
@@ -79,9 +82,11 @@ def make(
     return classes, splits
 
 
-def _classes(train: Source) -> list[str]:
-    """The sorted names of the classes."""
-    classes = sorted({train.class_name(i) for i in range(len(train.files))} - {""})
+def _classes(train: Source, validation: Source | None) -> list[str]:
+    """The sorted names of the classes; of several labels also those that validation alone has."""
+    named = [train, validation] if train.several and validation else [train]
+    rows = (source.class_names(i) for source in named for i in range(len(source.files)))
+    classes = sorted({*itertools.chain(*rows)})
     if not classes:
         why = "".join(f"; {name} is {reason}" for name, reason in train.skipped[:1])
         raise SourceError(f"{train.path} holds no images in class folders (CLASS/NAME.jpg){why}")
@@ -114,11 +119,21 @@ def _check_folders(train: Source, classes: Sequence[str]) -> None:
     raise SourceError(f"{train.path} holds {problem} ({some(classes)}), not classes: {fix}")
 
 
+def _rarest(labels: Mapping[int, tuple[int, ...]], classes: int) -> Callable[[int], int]:
+    """The label of an image, of several the one that the fewest images have.
+
+    Those without a label are alike, too. A share of each is a share of every label, as far as
+    images can give it.
+    """
+    counts = collections.Counter(itertools.chain(*labels.values()))
+    return lambda i: min(labels[i], key=lambda label: (counts[label], label), default=classes + 1)
+
+
 def _labelled(
     source: Source, numbers: dict[str, int], lines: Sequence[str] = ()
-) -> tuple[np.ndarray, np.ndarray]:
-    """(rows, labels) of the images with a class: the name of the folder, or a line of `lines`."""
-    names = [source.class_name(i) for i in range(len(source.files))]
+) -> tuple[np.ndarray, dict[int, tuple[int, ...]]]:
+    """(rows, labels of the rows) of the images with a class: of the folder, a table or `lines`."""
+    names = [source.class_names(i) for i in range(len(source.files))]
     if not names:
         raise SourceError(f"{source.path} holds no images")
     if lines and len(set(names)) > 1:
@@ -128,17 +143,20 @@ def _labelled(
             f"--validation_labels has {len(lines):,} lines for the {len(names):,} images "
             f"in {source.path}"
         )
-    rows = [i for i, name in enumerate(names) if name or lines]
+    names = [(line,) for line in lines] or names
+    rows = [i for i, own in enumerate(names) if own or source.several]
     if not rows:
         raise SourceError(f"{source.path} has no class folders: give --validation_labels")
-    names = lines or names
+    labels = {}
     for i in rows:
-        if normal_name(names[i]) not in numbers:
+        if absent := [name for name in names[i] if normal_name(name) not in numbers]:
             origin = f"line {i + 1} of --validation_labels" if lines else source.path
-            hint = "; lines must be synsets such as n01440764" if names[i].isdigit() else ""
-            raise SourceError(f"{origin}: no class '{names[i]}' is among the training images{hint}")
-    labels = [numbers[normal_name(names[i])] for i in rows]
-    return np.array(rows, np.int64), np.array(labels, np.int32)
+            hint = "; lines must be synsets such as n01440764" if absent[0].isdigit() else ""
+            raise SourceError(
+                f"{origin}: no class '{absent[0]}' is among the training images{hint}"
+            )
+        labels[i] = tuple(numbers[normal_name(name)] for name in names[i])
+    return np.array(rows, np.int64), labels
 
 
 def example(args: argparse.Namespace, classes: list[str], split: Split, k: int) -> writing.Example:
@@ -146,46 +164,52 @@ def example(args: argparse.Namespace, classes: list[str], split: Split, k: int) 
 
     Photos in class folders are turned upright and get image/class/text; ImageNet's images do not.
     """
-    i, label, is_folder = int(split.rows[k]), int(split.labels[k]), args.layout == "folder"
-    path, name = f"{split.origin}/{split.source.files[i].name}", classes[label - 1]
+    i, is_folder = int(split.rows[k]), args.layout == "folder"
+    path, labels = f"{split.origin}/{split.source.files[i].name}", split.labels[i]
+    names = [classes[label - 1] for label in labels]
     try:
         jpeg = photos.to_jpeg(split.source.read(i), is_folder, args.quality, max_side=args.max_side)
     except photos.BadImage as error:
         return b"", (), {"left_out": [path, str(error)]}
     file, size = os.path.basename(path), (jpeg.height, jpeg.width)
     group = holdout.group(split.source.files[i].name, args.group) if args.group else ""
-    text = name if is_folder else ""
-    record = tf_example(jpeg.encoded, label, name, file, size, text, group or "")
+    texts = names if is_folder else []
+    record = tf_example(jpeg.encoded, labels, names, file, size, texts, group or "")
     notes: dict[str, list] = {"changed": [path, jpeg.change]} if jpeg.change else {}
     if is_folder:
         digest = hashlib.blake2b(jpeg.encoded, digest_size=8).hexdigest()
-        notes["digests"] = [digest, label, path]
-    return record, (label,), notes
+        notes["digests"] = [digest, " ".join(map(str, labels)), path]
+    return record, labels, notes
 
 
 def tf_example(
     encoded: bytes,
-    label: int,
-    synset: str,
+    label: int | Sequence[int],
+    synset: str | Sequence[str],
     filename: str,
     size: tuple[int, int],
-    text: str = "",
+    text: str | Sequence[str] = "",
     group: str = "",
 ) -> bytes:
     """Serializes an image, an RGB JPEG, in the ImageNet schema; always to the same bytes.
 
     The first class has the `label` 1, and readers subtract 1. `synset` is the WordNet id of the
-    class, 'n01440764', or another short name; `text` is the class in words, if there are any.
+    class, 'n01440764', or another short name; `text` is the class in words, if there are any. All
+    three may be sequences, of images with any number of labels.
     `filename` has no folders, and `size` is height and width in pixels. `group` is what the flag
     --group has found in the image's name.
     """
+
+    def encoded_names(names: str | Sequence[str]) -> list[bytes]:
+        return [name.encode() for name in np.atleast_1d(names).tolist() if name]
+
     feature = {
         **schema.image(encoded, size, filename, b"JPEG", group),
         "image/colorspace": schema.strings([b"RGB"]),
         "image/channels": schema.ints([3]),
-        "image/class/label": schema.ints([label]),
-        "image/class/synset": schema.strings([synset.encode()]),
+        "image/class/label": schema.ints(np.atleast_1d(np.array(label, int)).tolist()),
+        "image/class/synset": schema.strings(encoded_names(synset)),
     }
-    if text:
-        feature["image/class/text"] = schema.strings([text.encode()])
+    if texts := encoded_names(text):
+        feature["image/class/text"] = schema.strings(texts)
     return schema.serialize(feature)

@@ -35,6 +35,7 @@ _FEW = 20  # training photos, with which a class is hardly learnt
 _SAMPLE = 100  # images whose sizes stand for all
 _SMALL_RUN = 600_000  # images that configs/small.py:resnet sees in an hour
 _USUAL_SIDE = 224  # pixels, in the recipes
+_CROP = 0.7  # the least share in a crop of several labels: smaller ones lose what has a label
 
 
 def parse(parser: cli.Parser, argv: Sequence[str]) -> argparse.Namespace:
@@ -58,10 +59,14 @@ def parse(parser: cli.Parser, argv: Sequence[str]) -> argparse.Namespace:
     add("--max_side", type=cli.integer(1, 65_535), default=0, metavar="N", help=shrunk)
     shards = {"shards": "train files (1024, or by size)"}
     shards["validation_shards"] = "files (128, or by size)"
-    add("--labels", type=path, metavar="FILE", help="a table of your photos and their classes")
+    table = "a table of your photos and their classes; again for the table of another split"
+    add("--labels", type=path, action="append", metavar="FILE", help=table)
     for which in ("file", "label"):
         column = "column of --labels, by name, or by number without a header (guessed)"
         add(f"--{which}_column", default="", metavar="NAME", help=column)
+    several = "of --labels with several labels per photo: 'columns' of 0 and 1, 'rows', 'lists' or "
+    several += "the sign between them in a cell; --label_column=A,B has the columns"
+    add("--several", default="", metavar="FORM", help=several)
     quality = "100; your photos 95"
     args = arguments.parse_images(parser, argv, shards, quality, ("train", "validation"))
     is_folder = args.layout == "folder"
@@ -74,6 +79,8 @@ def parse(parser: cli.Parser, argv: Sequence[str]) -> argparse.Namespace:
     for flag in ("group", "labels"):
         if getattr(args, flag) and (args.validation or not is_folder):
             parser.error(f"--{flag} is for --layout=folder without --validation")
+    if args.several and not args.labels:
+        parser.error("--several is for --labels")
     if args.by_name and (args.labels or not is_folder):
         parser.error("--class is for --layout=folder without --labels")
     args.by_split = args.validation_fraction is None and not args.group
@@ -96,20 +103,21 @@ def prepare(args: argparse.Namespace) -> str:
     if lines:
         stamps["validation_labels"] = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     if args.labels:
-        stamps["labels"] = sources.list_input(args.labels, workers, zipped=True).stamp
+        tables = (sources.list_input(path, workers, zipped=True) for path in args.labels)
+        stamps["labels"] = " ".join(table.stamp for table in tables)
     writing.State(args.out).claim({"settings": settings, "input": stamps}, args.overwrite)
     images = {name: sources.images(source, is_folder, workers) for name, source in inputs.items()}
     if is_folder and not args.labels:
         images = {name: _photos(source, bool(args.by_name)) for name, source in images.items()}
     for name, source in images.items() if args.by_name else ():
         found = holdout.groups([file.name for file in source.files], args.by_name, "--class")
-        images[name] = dataclasses.replace(source, classes=[*map(normal_name, found)])
+        images[name] = dataclasses.replace(source, classes=[(normal_name(x),) for x in found])
     if args.labels:
-        columns = args.file_column, args.label_column
+        columns = args.file_column, args.label_column, args.several
         images = annotations.label(images["train"], args.labels, *columns, args.by_split)
     elif not args.by_name:
         for name, source in images.items():
-            named = {source.class_name(i) for i in range(len(source.files))}
+            named = {*itertools.chain(*map(source.class_names, range(len(source.files))))}
             if empty := [folder for folder in source.folders if folder not in named]:
                 problem = f"the folders {some(empty)} have no images: no class"
                 print(visible(f"warning: --{name}: {problem}"))
@@ -128,6 +136,7 @@ def prepare(args: argparse.Namespace) -> str:
     results = writing.write(args.out, sizes, make, workers)
     sources.check_unchanged(inputs, workers)
     head = {"format": 1, "num_label_classes": len(classes), "settings": settings}
+    head |= {"labels": "several"} if images["train"].several else {}
     rows = {i: {"label": i, "name": name} for i, name in enumerate(classes, 1)}
     left_out = {row for split in splits.values() for row in split.left_out()}
     content = writing.manifest_content(head, rows, results, left_out)
@@ -177,6 +186,7 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
         "tools": writing.tools(),
     }
     own = {"group": args.group, "max_side": args.max_side, "class": args.by_name}
+    own |= {"several": args.several}
     settings |= {key: value for key, value in own.items() if value}
     if args.labels:
         settings["label_column"] = [args.file_column, args.label_column, args.by_split]
@@ -205,10 +215,10 @@ def _sizes(out: str, shard: str) -> np.ndarray:
     return np.median(sizes or [(_USUAL_SIDE, _USUAL_SIDE**2)], axis=0)
 
 
-def small_command(out: str, images: int, batch: int, pixels: int) -> str:
+def small_command(out: str, images: int, batch: int, pixels: int, **more: Any) -> str:
     """The command that trains a small model from random weights, an hour at most on two cores."""
     epochs = min(100, _SMALL_RUN // images)
-    keys: dict[str, Any] = {"train_batch_size": batch, "eval_batch_size": batch}
+    keys: dict[str, Any] = {"train_batch_size": batch, "eval_batch_size": batch, **more}
     keys |= {"train_steps": f"{epochs} epochs", "steps_per_eval": f"{epochs // 10} epochs"}
     keys["steps_per_checkpoint"] = keys["steps_per_eval"]
     if pixels < 96:
@@ -220,12 +230,16 @@ def _last_line(out: str, content: dict[str, Any]) -> str:
     splits, classes = content["splits"], content["num_label_classes"]
     keys: dict[str, Any] = {}
     recipe, images = "resnet50", splits["train"]["examples"]
+    noun = "classes"
     side, area = _sizes(out, splits["train"]["shards"][0]["name"])
     if images < arguments.FEW:
         recipe, keys = "finetune", {"init_from": foreign.RESNET.format(depth=50)}
         keys |= arguments.fitted(images, largest=64, epochs=20, least=100)
         # Evaluation antialiases in the manner of these weights, and so does the decoder.
         keys |= {"reduced_decoding": True} if area > LARGE else {}
+    several = {}
+    if content.get("labels") == "several":
+        noun, several = "labels", {"loss": "bce_sum", "crop_area_min": _CROP}
     # A multiple of 32; below 64 the network's last map has a single cell.
     if (pixels := min(_USUAL_SIDE, max(64, 32 * math.ceil(side / 32)))) < _USUAL_SIDE:
         keys["image_size"] = pixels
@@ -235,11 +249,11 @@ def _last_line(out: str, content: dict[str, Any]) -> str:
             "--max_side=512 --overwrite stores smaller ones, which train several times as fast"
         )
     if images < arguments.FEW:
-        command = small_command(out, images, keys["train_batch_size"], pixels)
+        command = small_command(out, images, keys["train_batch_size"], pixels, **several)
         print(f"without a network, from random weights: {command}")
     size = sum(split["bytes"] for split in splits.values())
     return (
         f"{images:,} train and {splits['validation']['examples']:,} "
-        f"validation images of {classes:,} classes are in {out} ({size / 1e6:,.0f} MB); train on "
-        f"them: {arguments.train_command(recipe, out, *arguments.keys(**keys))}"
+        f"validation images of {classes:,} {noun} are in {out} ({size / 1e6:,.0f} MB); train on "
+        f"them: {arguments.train_command(recipe, out, *arguments.keys(**keys, **several))}"
     )

@@ -4,9 +4,9 @@ import collections
 import os
 import re
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
-from benchmarks.resnet.preparation import annotations
+from benchmarks.resnet.preparation import annotations, several
 from benchmarks.resnet.records import IMAGENET_COUNTS
 from common.errors import some
 from common.images import photos
@@ -55,9 +55,9 @@ def dataset_formats(folder: Folder) -> list[DatasetFormat]:
     if has_objects:  # whose labels are read, if --as does not choose the classes
         return [by_folder._replace(num_files=0)] if by_folder else []
     finder = annotations.Photos(images)
-    for name in folder.named(".csv", ".tsv")[:_HEADS]:
+    for names in _tables(folder):
         try:
-            other = _table(folder, images, finder, name, bool(by_folder))
+            other = _table(folder, images, finder, names, bool(by_folder))
             by_table = max(by_table, other, key=lambda one: one.num_files if one else 0)
         except SourceError as error:
             problems.append(error)
@@ -209,39 +209,84 @@ def _has_objects(folder: Folder, images: list[str]) -> bool:
     )
 
 
+def _tables(folder: Folder) -> list[list[str]]:
+    """The tables; those of several splits with the same columns together, that for training first.
+
+    Such as train/_classes.csv and valid/_classes.csv of Roboflow.
+    """
+    groups: dict[bytes, dict[str, str]] = {}
+    alone = []
+    for name in folder.named(".csv", ".tsv")[:_HEADS]:
+        head, split = folder.head(name).partition(b"\n")[0], split_of(name)
+        if split and split not in groups.setdefault(head, {}):
+            groups[head][split] = name
+        else:
+            alone.append([name])
+    order = ("train", "validation", "test")
+    joined = [[group[s] for s in order if s in group] for group in groups.values() if group]
+    whole = [names for names in joined if split_of(names[0]) == "train"]
+    return [*whole, *([name] for names in joined if names not in whole for name in names), *alone]
+
+
 def _table(
-    folder: Folder, images: list[str], finder: annotations.Photos, name: str, has_classes: bool
+    folder: Folder,
+    images: list[str],
+    finder: annotations.Photos,
+    tables: Sequence[str],
+    has_classes: bool,
 ) -> DatasetFormat | None:
-    """A table with a class for most images; None if the class folders give the same classes."""
-    path, text = folder.full(name), folder.text(name)
+    """Tables with a class for most images; None if the class folders give the same classes."""
+    texts, name = {folder.full(table): folder.text(table) for table in tables}, " and ".join(tables)
+    path = " and ".join(texts)
     try:
-        content = annotations.parse(path, text, finder, guess=not has_classes)
+        content = annotations.parse_all(texts, finder, guess=not has_classes)
     except SourceError:  # of another kind of table
         return None
     trained = [name for name in images if split_of(name, outermost=True) in ("", "train")]
     named = {images[i] for row in content.rows for i in row.photos}
     if sum(name not in named for name in trained) > len(named):
         return None
-    rows = [(images[r.photos[0]], r.label) for r in content.rows if len(r.photos) == 1 and r.label]
+    rows = [
+        (images[row.photos[0]], row.labels)
+        for row in content.rows
+        if len(row.photos) == 1 and row.labels is not None
+    ]
     labels, folders = dict(rows), {name: os.path.dirname(name) for name in named}
     top = folder.full(os.path.commonpath(folders.values()))
-    flags = ["--layout=folder", f"--train={top}", f"--labels={path}"]
-    flags += [f"--file_column={content.file}", f"--label_column={content.label}"]
+    flags = ["--layout=folder", f"--train={top}", *(f"--labels={table}" for table in texts)]
+    flags += [f"--file_column={content.file}"]
+    if not (form := content.form):
+        flags.append(f"--label_column={content.label}")
+    elif form.kind == several.COLUMNS:  # which the preparation finds again
+        flags.append(f"--several={form.kind}")
+    else:
+        flags += [f"--label_column={form.columns[0]}", f"--several={form.kind}"]
     if content.problem:
         command = f"{_COMMAND} {shlex.join([*flags[1:], '--out=DIR'])}"
-        can_be = all(labels[image] == x and x[0] not in "[{" for image, x in rows) and rows
+        can_be = all(labels[image] == x and x[0][0] not in "[{" for image, x in rows) and rows
         way = f"; for {content.label} as the classes type {command}" if can_be else ""
         raise SourceError(f"{path} {content.problem}{way}")
-    if twice := [image for image, text in rows if labels[image] != text]:
-        fix = "keep one row for each photo"
+    has_rows = form is not None and form.kind == several.ROWS
+    if twice := [image for image, x in rows if labels[image] != x and not has_rows]:
+        fix = "keep one row for each photo, or, if all are right, give --several=rows"
         raise SourceError(f"{path} has several classes of one photo, such as {twice[0]}: {fix}")
-    if len(labels) < len(rows) or sum(name not in labels for name in trained) > len(labels):
+    if len(labels) < len(rows) and not has_rows:
         return None
-    pairs = {(os.path.basename(folders[image]), text) for image, text in rows}
-    classes, names = {text for _, text in pairs}, {name for name, _ in pairs}
+    if sum(name not in labels for name in trained) > len(labels):
+        return None
+    pairs = {(os.path.basename(folders[image]), x) for image, names in rows for x in names}
+    classes, names = {x for _, x in pairs}, {name for name, _ in pairs}
     if len(classes) < 2 or (has_classes and len(pairs) == len(names) == len(classes)):
         return None
+    noun = "labels" if content.has_several else "classes"
     evidence = f"{len(labels):,} images and {name} (columns {content.file}, {content.label})"
-    evidence += f": {len(classes):,} classes"
-    output = f"records of these classes, {content.note or 'a tenth of each for validation'}"
+    if content.has_several:
+        evidence = f"{len(labels):,} images and {name}: several of {len(classes):,} labels each"
+        evidence += f" ({form})"
+    elif form:
+        evidence = f"{len(labels):,} images and {name} (columns {content.file}, "
+        evidence += f"{some(form.columns)}), exactly one label each: {len(classes):,} classes"
+    else:
+        evidence += f": {len(classes):,} classes"
+    output = f"records of these {noun}, {content.note or 'a tenth of each for validation'}"
     return DatasetFormat("imagenet", "csv", evidence, output, flags, len(labels))

@@ -14,7 +14,6 @@ import numpy as np
 from benchmarks.resnet import architecture, records
 from benchmarks.resnet.settings import Architecture
 from benchmarks.resnet.use import exhibits, heat, weights
-from benchmarks.resnet.use.exhibits import Predictions
 from benchmarks.resnet.use.export import Classifier
 from benchmarks.uses import Classes, Exhibit, Imported
 from common.errors import ConfigError
@@ -69,6 +68,10 @@ class ClassifierUses(Classes):
         return self._benchmark.classes
 
     @property
+    def several(self) -> bool:
+        return self._benchmark.labels.name == "several"
+
+    @property
     def input_spec(self) -> InputSpec:
         return self._benchmark.input_spec
 
@@ -78,7 +81,8 @@ class ClassifierUses(Classes):
             return {}
         names, count = [*content.class_names], keys.num_label_classes
         offset = count == 1001 != len(names)  # the first class is TensorFlow's background
-        return {"class_names": [*[""] * offset, *names, *[""] * (count - offset - len(names))]}
+        names = [*[""] * offset, *names, *[""] * (count - offset - len(names))]
+        return {"class_names": names, "labels": content.labels}
 
     def classify(self, params: Any, model_state: Any, images: jax.Array) -> dict[str, jax.Array]:
         return self._benchmark.classify(params, model_state, images)
@@ -111,13 +115,9 @@ class ClassifierUses(Classes):
         return found.reshape(-1, *found.shape[2:])[: len(images)]
 
     def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
-        """The classes, the worst mistakes and the best hits."""
-        names = ("id", "label", "top", "probability", "label_probability")
-        parts = [[row[name] for name in names] for row in rows]
-        columns = map(np.concatenate, zip(*parts, strict=True))
-        source, found = self._benchmark.source("eval"), Predictions(*columns)
         heat = self._heat if self._weights else None
-        return exhibits.make(found, source, self.input_spec, heat)
+        photos = exhibits.Photos(self._benchmark.source("eval"), self.input_spec, heat)
+        return self._benchmark.labels.exhibits(rows, photos)
 
     def portable(self, params: Any, model_state: Any) -> ExportableClassifier:
         """The forms of `Classifier`; its logits are computed in float32, without `eval_flip`."""
@@ -127,7 +127,7 @@ class ClassifierUses(Classes):
         plain = dataclasses.replace(trained.settings, model=model, objective=objective)
         precise = type(trained)(plain, trained.cache_dir)
         variables = {"params": params, **model_state}
-        classifier = Classifier(model, variables, trained.input_spec)
+        classifier = Classifier(model, variables, trained.input_spec, self.several)
         return classifier.portable(
             jax.jit(lambda images: precise.classify(params, model_state, images)["logits"])
         )

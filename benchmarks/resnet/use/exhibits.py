@@ -14,7 +14,6 @@ from common.data import shards
 from common.images.input_spec import InputSpec
 from input_pipeline import Source
 
-Heat = Callable[[Sequence[bytes], np.ndarray], np.ndarray] | None
 _MISTAKES, _HITS = 24, 12  # pictures
 _SIDE = 192  # the side of a picture, in pixels
 
@@ -40,18 +39,55 @@ class Predictions:
         return self.guesses == self.labels
 
 
-def make(
-    predictions: Predictions, source: Source, spec: InputSpec, heat: Heat = None
-) -> list[Exhibit]:
-    """The classes, the worst mistakes and the best hits of the predictions on `source`.
+@dataclasses.dataclass(frozen=True)
+class Photos:
+    """The evaluated photos, and how they are shown.
 
-    `heat` makes heat maps f32[n, size, size] of n encoded images with a class for each; `spec` says
-    how the images become the model's pixels.
+    `heat` makes heat maps f32[n, size, size] of n encoded images with a class for each; None: there
+    are none. `spec` says how the images become the model's pixels.
     """
-    names = list(source.class_names)
-    if not any(names):
-        names = [f"class {i}" for i in range(source.num_classes)]
-    return [_classes(predictions, names), *_pictures(predictions, source, names, spec, heat)]
+
+    source: Source
+    spec: InputSpec
+    heat: Callable[[Sequence[bytes], np.ndarray], np.ndarray] | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the classes, or their numbers where the data have no names."""
+        names = list(self.source.class_names)
+        return names if any(names) else [f"class {i}" for i in range(self.source.num_classes)]
+
+    @property
+    def about(self) -> str:
+        """What is beside each picture, as a sentence; "" if nothing is."""
+        if not self.heat:
+            return ""
+        text = "Beside it: what the model sees, in the frame, and the brighter and yellower, the "
+        return text + "more it speaks for the class that is named (Grad-CAM at the last stage). "
+
+    def pictures(
+        self, ids: np.ndarray, classes: np.ndarray, captions: Sequence[Sequence[str]]
+    ) -> list[Picture]:
+        """The pictures with these numbers in the data, each with its lines and its file's name.
+
+        Beside each is the heat map of its class in `classes` int[n].
+        """
+        images = [self.source.image(x) for x in shards.read_some(self.source.shards, ids)]
+        maps, shown = None, []
+        if self.heat and images:
+            maps = self.heat([encoded for encoded, _ in images], classes)
+        for i, (encoded, name) in enumerate(images):
+            image, file = thumbnail(encoded, _SIDE), io.BytesIO()
+            if maps is not None:
+                image = beside(image, heated(image, maps[i], self.spec))
+            image.save(file, "JPEG", quality=85)
+            shown.append(Picture(file.getvalue(), [*captions[i], name], wide=maps is not None))
+        return shown
+
+
+def make(predictions: Predictions, photos: Photos) -> list[Exhibit]:
+    """The classes, the worst mistakes and the best hits of the predictions."""
+    return [_classes(predictions, photos.names), *_pictures(predictions, photos)]
 
 
 def _classes(predictions: Predictions, names: Sequence[str]) -> Exhibit:
@@ -98,47 +134,31 @@ def _classes(predictions: Predictions, names: Sequence[str]) -> Exhibit:
     )
 
 
-def _pictures(
-    predictions: Predictions, source: Source, names: Sequence[str], spec: InputSpec, heat: Heat
-) -> list[Exhibit]:
+def _pictures(predictions: Predictions, photos: Photos) -> list[Exhibit]:
     """Pictures of the mistakes and of the hits with the most probable guesses, the first first."""
     order = np.argsort(-predictions.probabilities[:, 0], kind="stable")
-    correct = predictions.correct[order]
+    correct, names, captions = predictions.correct[order], photos.names, []
     wrong, right = order[~correct], order[correct]
     shown = np.concatenate([wrong[:_MISTAKES], right[:_HITS]])
-    images = [source.image(x) for x in shards.read_some(source.shards, predictions.ids[shown])]
-    maps = heat([encoded for encoded, _ in images], predictions.guesses[shown]) if heat else None
-    pictures = []
-    for n, (i, (encoded, name)) in enumerate(zip(shown.tolist(), images, strict=True)):
+    for i in shown.tolist():
         guess, label = names[int(predictions.guesses[i])], names[int(predictions.labels[i])]
         lines = [f"{guess}, {percent(float(predictions.probabilities[i, 0]))}"]
         if not predictions.correct[i]:
             lines.append(f"labelled {label}, {percent(float(predictions.of_label[i]))}")
-        image = thumbnail(encoded, _SIDE)
-        if maps is not None:
-            image = beside(image, heated(image, maps[n], spec))
-        file = io.BytesIO()
-        image.save(file, "JPEG", quality=85)
-        pictures.append(Picture(file.getvalue(), [*lines, name], wide=maps is not None))
+        captions.append(lines)
+    pictures = photos.pictures(predictions.ids[shown], predictions.guesses[shown], captions)
     mistakes, hits = pictures[: len(wrong[:_MISTAKES])], pictures[len(wrong[:_MISTAKES]) :]
-    about = ""
-    if heat:
-        about = "Beside it: what the model sees, in the frame, and the brighter and yellower, the "
-        about += "more it speaks for the guess (Grad-CAM at the last stage). "
     text = "The model made no mistake. "
     if mistakes:
         text = f"The {len(mistakes)} most probable of {len(wrong):,} wrong guesses. Below each "
-        text += f"picture: the guess, then the label, with their probabilities. {about}"
+        text += f"picture: the guess, then the label, with their probabilities. {photos.about}"
     best = "The model made no right guess."
     if hits:
-        best = f"The {len(hits)} most probable of {len(right):,} right guesses. {about}"
+        best = f"The {len(hits)} most probable of {len(right):,} right guesses. {photos.about}"
+    files = {"predictions.csv": _table(predictions, photos.source, names)}
+    text += "predictions.csv has every image."
     return [
-        Exhibit(
-            title="Worst mistakes",
-            text=text + "predictions.csv has every image.",
-            pictures=mistakes,
-            files={"predictions.csv": _table(predictions, source, names)},
-        ),
+        Exhibit(title="Worst mistakes", text=text, pictures=mistakes, files=files),
         Exhibit(title="Best hits", text=best, pictures=hits),
     ]
 

@@ -39,11 +39,13 @@ class Classifier:
     keys: Architecture
     variables: Mapping[str, Any]  # `params` and `batch_stats`, NumPy arrays
     spec: InputSpec  # the pixels that the model takes
+    several: bool = False  # whether a picture has any of the classes
 
     def portable(self, logits: Callable[[Any], Any]) -> ExportableClassifier:
         """The model's forms; `logits` computes its program."""
         spec = dataclasses.replace(self.spec, channels="RGB")  # the first layer is turned round
-        return ExportableClassifier(spec, self.classes, logits, self.draw, self._torch)
+        several = self.several
+        return ExportableClassifier(spec, self.classes, logits, self.draw, self._torch, several)
 
     @property
     def classes(self) -> int:
@@ -68,7 +70,11 @@ class Classifier:
         x = layers.backbone((spec.mean, spec.std), MAX_POOLS[keys.max_pool], is_strided)
         layers.dense(layers.global_mean("features", x), "head", "logits")
         pixels = {INPUT: (np.uint8, ["batch", spec.size, spec.size, 3])}
-        return pixels, {"logits": (np.float32, ["batch", self.classes])}
+        outputs = {"logits": (np.float32, ["batch", self.classes])}
+        if self.several:
+            graph.node("Sigmoid", "probabilities", ["logits"])
+            outputs["probabilities"] = outputs["logits"]
+        return pixels, outputs
 
     @property
     def _is_bottleneck(self) -> bool:
@@ -150,6 +156,7 @@ class Classifier:
             "architecture": architecture,
             "num_classes": self.classes,
             "num_features": features,
+            **self._problem_type,
             **({"label_names": list(class_names)} if class_names else {}),
             "pretrained_cfg": {
                 "input_size": [3, spec.size, spec.size],
@@ -166,6 +173,11 @@ class Classifier:
             },
         }
 
+    @property
+    def _problem_type(self) -> dict[str, str]:
+        """The key of transformers' configs; without it, softmax is meant."""
+        return {"problem_type": "multi_label_classification"} if self.several else {}
+
     def _transformers_config(self, class_names: Sequence[str]) -> dict[str, Any]:
         width, last = self.keys.num_filters, 4 if self._is_bottleneck else 1
         labels = class_names or [str(i) for i in range(self.classes)]
@@ -178,6 +190,7 @@ class Classifier:
             "depths": list(models.DEPTHS[self.keys.resnet_depth][0]),
             "layer_type": "bottleneck" if self._is_bottleneck else "basic",
             "hidden_act": "relu",
+            **self._problem_type,
             "downsample_in_first_stage": False,
             "downsample_in_bottleneck": self.keys.resnet_version == "1",
             "id2label": {str(i): name for i, name in enumerate(labels)},

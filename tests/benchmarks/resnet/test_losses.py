@@ -51,6 +51,19 @@ def test_values(kind, smoothing, mixed):
     np.testing.assert_allclose(loss, expected(kind, smoothing, mixed), rtol=2e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["bce_sum", "bce_mean"])
+def test_several_labels_are_questions_of_two_answers(kind):
+    """Smoothing takes each towards a half, and the other row's labels come in by their share."""
+    hot, others = (np.random.default_rng(i).random((B, K)) < 0.5 for i in (1, 2))
+    targets = SHARE[:, None] * hot + (1 - SHARE[:, None]) * others
+    p = 1 / (1 + np.exp(-LOGITS.astype(float)))
+    targets = 0.9 * targets + 0.05
+    each = -targets * np.log(p) - (1 - targets) * np.log(1 - p)
+    value = losses.cross_entropy(LOGITS, jnp.array(hot), jnp.array(others), SHARE, 0.1, kind)
+    expected = each.sum(axis=1) if kind == "bce_sum" else each.mean(axis=1)
+    np.testing.assert_allclose(value, expected, rtol=2e-6, atol=1e-6)
+
+
 @pytest.mark.parity
 def test_pytorch_has_the_same_values_and_gradients():
     torch = pytest.importorskip("torch")

@@ -151,7 +151,7 @@ def test_what_is_missing_is_counted_and_chosen_columns_count(images, tmp_path, c
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("x,label\none/1.JPG,a\nONE\\1.jpg,b\n", "line 3: .*'b', but in line 2 'a'"),
+        ("x,label\none/1.JPG,a\nONE\\1.jpg,b\n", "line 3: .*'b', but in .*, line 2 'a'"),
         ("x,label\n1,a\n", "line 2: 1 is one/1.JPG or two/1.JPG"),
         ("x,label\ngone,a\n", "give --file_column and --label_column, of x, label"),
         ("x,a,b\none/1.JPG,1,1\none/2.JPG,2,2\n", "is not clear"),

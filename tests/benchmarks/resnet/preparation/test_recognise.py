@@ -2,12 +2,16 @@
 
 import csv
 import io
+import json
 
 import pytest
 
 from benchmarks.resnet.preparation.recognise import dataset_formats
 from common.errors import UserError
+from common.preparation.folders import DatasetFormat
+from common.tensorflow import tensorflow
 from scripts import prepare
+from tests.benchmarks.resnet.preparation import test_digits
 from tests.benchmarks.resnet.preparation.test_imagenet import pictures
 from tests.helpers.preparation import choose, follow, place
 
@@ -220,16 +224,12 @@ NOT_CLASSES = {  # rows of a table of the photos i/0.jpg ... i/5.jpg, and words 
         [("image", "label"), *((f"/d/{i}.jpg", f"[{REGION}]") for i, _ in ROWS)],
         "JSON in column label",
     ),
-    "one-hot": (
+    "uncertain": (
         [
-            ("filename", " early", " late"),
-            *((f"{i}.jpg", *("10", "01")[x == "a"]) for i, x in ROWS),
+            ("f", "Sex", "Edema", "Mass", "Cyst"),
+            *((f"{i}.jpg", x, "-1", "0", "1") for i, x in ROWS),
         ],
-        r"a column for each class \(early, late\)",
-    ),
-    "CelebA": (
-        [("f", "Bald", "Young"), *((f"{i}.jpg", *(("-1", "1"), "11")[x == "a"]) for i, x in ROWS)],
-        "column for each class .*with -1 and 1",
+        "-1 beside 0 and 1.*Edema, Mass, Cyst.*write 0 or 1",
     ),
     "boxes in a cell": (
         [("f", "BoxesString", "domain"), *((f"{i}.jpg", "9 6 60 64;6 2 7 5", x) for i, x in ROWS)],
@@ -257,18 +257,6 @@ NOT_CLASSES = {  # rows of a table of the photos i/0.jpg ... i/5.jpg, and words 
     "rows of one photo": (
         [("f", "label"), *((f"{i}.jpg", x) for i, x in ROWS), ("0.jpg", "b")],
         "several classes of one photo, such as i/0.jpg",
-    ),
-    "bars": ([("f", "label"), *((f"{i}.jpg", f"{x}|c") for i, x in ROWS)], "several .*'a|c'"),
-    "blanks": (
-        [("f", "label"), *((f"{i}.jpg", x if i < "3" else "a b") for i, x in ROWS)],
-        "several classes in a cell of column label, such as 'a b'",
-    ),
-    "tags": (
-        [
-            ("f", "tags"),
-            *((f"{i}.jpg", t) for i, t in enumerate(["p q", "q r", "p r", "p q r"] * 2)),
-        ],
-        "several classes",
     ),
     "unknown columns": (
         [("f", "who", "mood"), *((f"{i}.jpg", x, x) for i, x in ROWS)],
@@ -325,3 +313,220 @@ def test_a_folder_that_is_no_class_beside_class_folders_is_named(tmp_path):
         dataset_formats(folder)
     _, line = follow(refused, f"{tmp_path}.out")
     assert "of 3 classes" in line
+
+
+# Tables of the photos i/0.jpg ... i/5.jpg with several labels: the rows, with headers as public
+# sets have them; the flag; how many labels there are; and those of the first three photos.
+SEVERAL = {
+    "Roboflow": (
+        ["filename, Unlabeled, cat, dog", "0.jpg, 0, 1, 1", "1.jpg, 1, 0, 0", "2.jpg, 0, 1, 0"]
+        + [f"{i}.jpg, 0, 0, 1" for i in (3, 4, 5)],
+        "columns",
+        2,
+        "cat dog//cat",
+    ),
+    "CelebA": (
+        [",Bald,Young,Male", "0.jpg,-1,1,1", "1.jpg,-1,-1,-1", "2.jpg,1,1,-1"]
+        + [f"{i}.jpg,-1,1,-1" for i in (3, 4, 5)],
+        "columns",
+        3,
+        "Male Young//Bald Young",
+    ),
+    "CheXpert": (
+        ["Path,Sex,Age,No Finding,Edema,Mass", "x/0.jpg,F,68,1.0,,", "x/1.jpg,M,51,,1.0,0.0"]
+        + [f"x/{i}.jpg,M,{50 + i},,1.0,1.0" for i in (2, 3, 4, 5)],
+        "columns",
+        2,
+        "/Edema/Edema Mass",
+    ),
+    "ChestX-ray14": (
+        ["Image Index,Finding Labels,Patient ID,OriginalImage[Width,Height],Spacing[x,y],"]
+        + ["0.jpg,Edema|Mass,1,9,9,1,1", "1.jpg,No Finding,1,9,9,1,1", "2.jpg,Mass,2,9,9,1,1"]
+        + [f"{i}.jpg,Edema,3,9,9,1,1" for i in (3, 4, 5)],
+        "|",
+        2,
+        "Edema Mass//Mass",
+    ),
+    "Planet": (
+        ["image_name,tags", "0,haze primary", "1,clear primary water road", "2,clear primary"]
+        + ["3,haze primary water", "4,clear road primary", "5,haze primary"],
+        " ",
+        5,
+        "haze primary/clear primary road water/clear primary",
+    ),
+    "PASCAL of fastai": (
+        ["fname,labels,is_valid", "0.jpg,horse person,True", "1.jpg,car,False", "2.jpg,horse,True"]
+        + ["3.jpg,person,False", "4.jpg,car person,False", "5.jpg,horse,False"],
+        " ",
+        3,
+        "horse person/car/horse",
+    ),
+    "numbers": (
+        ["id,attribute_ids", "0,7 12 90", "1,12", "2,7 12", "3,90", "4,7 90", "5,12 90"],
+        " ",
+        3,
+        "12 7 90/12/12 7",
+    ),
+    "commas": (
+        ["f,category", '0.jpg,"cat, dog"', "1.jpg,cat", "2.jpg,dog"]
+        + [f'{i}.jpg,"cat, dog"' for i in (3, 4, 5)],
+        ",",
+        2,
+        "cat dog/cat/dog",
+    ),
+    "lists, and columns": (
+        ["Id,Genre,Action,Comedy,Sci-Fi", "0,\"['Action', 'Sci-Fi']\",1,0,1", "1,['Comedy'],0,1,0"]
+        + [f"{i},\"['Action', 'Comedy']\",1,1,0" for i in (2, 3, 4, 5)],
+        "columns",
+        3,
+        "Action Sci-Fi/Comedy/Action Comedy",
+    ),
+    "lists": (
+        [
+            "Id,Genre",
+            "0,\"['Action', 'Children''s']\"",
+            "1,[Comedy]",
+            '2,"[""Action"", ""Comedy""]"',
+        ]
+        + [f"{i},\"['Action', 'Comedy']\"" for i in (3, 4, 5)],
+        "lists",
+        None,
+        None,
+    ),
+    "numbered columns": (
+        ["f,label1,label2", "0.jpg,cat,dog", "1.jpg,,", "2.jpg,dog,cat"]
+        + [f"{i}.jpg,dog," for i in (3, 4, 5)],
+        "columns",
+        2,
+        "cat dog//cat dog",
+    ),
+    "rows": (
+        ["f,label", "0.jpg,cat", "0.jpg,dog", "1.jpg,cat", "2.jpg,dog", "2.jpg,cat"]
+        + [f"{i}.jpg,dog" for i in (3, 4, 5)],
+        "rows",
+        2,
+        "cat dog/cat/cat dog",
+    ),
+}
+
+
+def lines_table(folder, lines, name="t.csv"):
+    photos = pictures(f"i/{i}.jpg" for i in range(6))
+    return place(folder, photos | {name: "\n".join([*lines, ""])})
+
+
+def prepared_labels(dataset, out):
+    """{photo: its labels} of the records that the dataset's command makes."""
+    prepare.make("imagenet", [*dataset.arguments, f"--out={out}"])
+    found = {}
+    for path in sorted(out.glob("*-of-*")):
+        for record in test_digits.frames(path):
+            feature = tensorflow().train.Example.FromString(record).features.feature
+            texts = feature["image/class/text"].bytes_list.value
+            name = feature["image/filename"].bytes_list.value[0].decode()
+            found[name] = sorted(text.decode() for text in texts)
+    return found
+
+
+@pytest.mark.parametrize("case", SEVERAL.values(), ids=SEVERAL)
+def test_tables_of_several_labels(case, tmp_path):
+    lines, kind, number, expected = case
+    (dataset,) = dataset_formats(lines_table(tmp_path / "in", lines))
+    assert f"--several={kind}" in dataset.arguments
+    if number:
+        assert f"several of {number} labels each" in dataset.evidence
+        found = prepared_labels(dataset, tmp_path / "out")
+        assert len(found) == 6
+        parts = [part.split() for part in expected.split("/")]
+        assert [found[f"{i}.jpg"] for i in range(3)] == parts
+
+
+ONE = {  # tables that look like it, and have one label; its column and classes
+    "one-hot": (
+        ["filename, early, late", *(f"{i}.jpg, {i % 2}, {1 - i % 2}" for i in range(6))],
+        {"early", "late"},
+    ),
+    "one-hot with none": (
+        ["f,none,rust,scab", *(f"{i}.jpg,{['1,0,0', '0,1,0', '0,0,1'][i % 3]}" for i in range(6))],
+        {"none", "rust", "scab"},
+    ),
+    "lists of one": (
+        ["f,labels", *(f"{i}.jpg,['{'ab'[i % 2]}']" for i in range(6))],
+        {"a", "b"},
+    ),
+    "commas in names": (
+        ["f,label", *(f'{i}.jpg,"black, {("white", "red", "grey")[i % 3]}"' for i in range(6))],
+        {"black, grey", "black, red", "black, white"},
+    ),
+    "colours": (
+        ["f,labels"]
+        + [f'{i}.jpg,"{("black, white", "black, red", "white, red")[i % 3]}"' for i in range(6)],
+        {"black, red", "black, white", "white, red"},
+    ),
+    "names of two words": (
+        [
+            "f,labels",
+            *(f"{i}.jpg,{('black cat', 'white cat', 'black dog')[i % 3]}" for i in range(6)),
+        ],
+        {"black cat", "black dog", "white cat"},
+    ),
+    "a known class beside marks": (
+        ["f,species,male,young,ill", *(f"{i}.jpg,{'ab'[i % 2]},1,0,{i % 2}" for i in range(6))],
+        {"a", "b"},
+    ),
+    "a binary class beside a mark": (
+        ["f,target,male", *(f"{i}.jpg,{i % 2},{i // 3}" for i in range(6))],
+        {"0", "1"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ONE.values(), ids=ONE)
+def test_tables_of_one_label_stay_so(case, tmp_path):
+    lines, classes = case
+    (dataset,) = dataset_formats(lines_table(tmp_path / "in", lines))
+    found = prepared_labels(dataset, tmp_path / "out")
+    assert {name for (name,) in found.values()} == classes
+    assert "labels" not in json.loads((tmp_path / "out" / "manifest.json").read_text())
+
+
+def test_raters_who_disagree_are_no_labels(tmp_path):
+    rows = [(f"{i}.jpg", "ab"[(i + k) % 2 if i < 3 else 0]) for i in range(6) for k in range(3)]
+    with pytest.raises(UserError, match="several classes of one photo.*--several=rows"):
+        dataset_formats(write_table(tmp_path, [("f", "label"), *rows]))
+
+
+def test_the_tables_of_splits_are_taken_together(tmp_path, capsys):
+    """As Roboflow writes them; a label of validation alone counts, and the test photos do not."""
+    head, files = "filename, cat, dog, owl", {}
+    for split, rows in {"train": "110 100 010", "valid": "001 010", "test": "100"}.items():
+        names = [f"{split}_{i}.jpg" for i in range(len(rows.split()))]
+        files |= pictures(f"{split}/{name}" for name in names)
+        lines = [f"{n}, {', '.join(row)}" for n, row in zip(names, rows.split(), strict=True)]
+        files[f"{split}/_classes.csv"] = "\n".join([head, *lines])
+    (dataset,) = dataset_formats(place(tmp_path / "in", files))
+    found = prepared_labels(dataset, tmp_path / "out")
+    assert found["train_0.jpg"] == ["cat", "dog"] and found["valid_0.jpg"] == ["owl"]
+    assert len(found) == 5
+    content = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert [split["examples"] for split in content["splits"].values()] == [3, 2]
+    assert [row["train"] for row in content["classes"]] == [2, 2, 0]
+    assert "photos of the split 'test'" in capsys.readouterr().out
+
+
+def test_the_user_names_columns_and_signs(tmp_path):
+    lines = ["f,a,b,c,text", *(f"{i}.jpg,{i % 2},1,0,x / y" for i in range(6))]
+    lines_table(tmp_path / "in", lines)
+    given = f"--layout=folder --train={tmp_path}/in/i --labels={tmp_path}/in/t.csv".split()
+    for n, flags in enumerate(
+        (["--label_column=a,b", "--several=columns"], ["--label_column=text", "--several=/"])
+    ):
+        dataset = DatasetFormat("imagenet", "csv", "", "", [*given, *flags], 6)
+        found = prepared_labels(dataset, tmp_path / f"out{n}")
+        assert found["1.jpg"] == (["a", "b"], ["x", "y"])[n]
+    for flags, words in (
+        (["--several=|"], "give --label_column"),
+        (["--several=rows", "--label_column=z"], "no column 'z'"),
+    ):
+        with pytest.raises(UserError, match=words):
+            prepare.make("imagenet", [*given, *flags, f"--out={tmp_path}/no"])
