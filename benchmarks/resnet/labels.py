@@ -134,7 +134,7 @@ class SeveralLabels:
         defined = precisions[~np.isnan(precisions)]
         return {
             "mAP": float(defined.mean()) if len(defined) else float("nan"),
-            "f1_macro": scores.macro_f1(scores.class_scores(*counts)),
+            "macro_f1": scores.macro_f1(scores.class_scores(*counts)),
             **means,
         }
 

@@ -1,5 +1,7 @@
 """Precision, recall and F1 of classes or labels, from counts; the scores that average them."""
 
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +18,19 @@ class ClassScores(NamedTuple):
     recall: np.ndarray  # tp / actual
     f1: np.ndarray  # 2 tp / (predicted + actual), their harmonic mean
 
+    def of_each(self, names: Sequence[str]) -> dict[str, float]:
+        """The "precision/NAME", "recall/NAME" and "f1/NAME" of each class; {} without `names`.
+
+        The precision of a class that is never predicted counts as 0, so that it has a curve. A
+        class without an example has nan.
+        """
+        absent = np.isnan(self.recall)
+        return {
+            f"{kind}/{name}": math.nan if absent[i] else float(np.nan_to_num(values[i]))
+            for kind, values in self._asdict().items()
+            for i, name in enumerate(names)
+        }
+
 
 def class_scores(tp: np.ndarray, predicted: np.ndarray, actual: np.ndarray) -> ClassScores:
     """The scores of K classes from counts int[K].
@@ -27,6 +42,14 @@ def class_scores(tp: np.ndarray, predicted: np.ndarray, actual: np.ndarray) -> C
     """
     with np.errstate(invalid="ignore"):
         return ClassScores(tp / predicted, tp / actual, 2 * tp / (predicted + actual))
+
+
+def of_rows(rows: Iterable[Mapping[str, np.ndarray]], classes: int) -> ClassScores:
+    """The scores of K classes from "label" int[n] and "top" int[n, k], the best guess first."""
+    pairs = [(row["label"], row["top"][:, 0]) for row in rows]
+    labels, guesses = map(np.concatenate, zip(*pairs, strict=True))
+    columns = labels[labels == guesses], guesses, labels
+    return class_scores(*(np.bincount(column, minlength=classes) for column in columns))
 
 
 def macro_f1(scores: ClassScores) -> float:
@@ -45,4 +68,7 @@ def balanced_accuracy(scores: ClassScores) -> float:
 def _mean(values: np.ndarray) -> float:
     """The mean of the values that are defined; nan without any."""
     defined = values[~np.isnan(values)]
-    return float(defined.mean()) if len(defined) else float("nan")
+    return float(defined.mean()) if len(defined) else math.nan
+
+
+MEANS = {"macro_f1": macro_f1, "balanced_accuracy": balanced_accuracy}
