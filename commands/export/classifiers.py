@@ -220,7 +220,7 @@ def _measured(trained: model_source.Model) -> tuple[dict[str, float], int]:
     """
     for folder in (trained.workdir, f"{trained.workdir}/eval"):
         for row in reversed(History(folder, writes=False).rows):
-            scores = {k: row[k] for k in row if "accuracy" in k or k in ("mAP", "f1_macro")}
+            scores = {k: row[k] for k in row if "accuracy" in k or k in ("mAP", "macro_f1")}
             if (row["split"], row["step"]) == ("eval", trained.step) and scores:
                 return scores, int(row["examples"])
     return {}, 0

@@ -86,7 +86,7 @@ def read_and_plan(config: Any) -> None:
     keys.read_config(locations.Keys, config)
     benchmark = settings.load_benchmark("")
     if "/" in str(benchmark.bn_span):
-        parts = settings.gradient_accumulation_steps
+        parts: Any = settings.gradient_accumulation_steps
         sharding.check_image_span(str(benchmark.bn_span), settings.train_batch_size, parts)
         sharding.group_size(benchmark.bn_span, int(str(benchmark.bn_span).partition("/")[2]))
     else:

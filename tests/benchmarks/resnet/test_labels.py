@@ -56,12 +56,12 @@ def test_scores_are_sklearns():
     np.testing.assert_allclose(
         labels.average_precisions(LOGITS, LABELS), [*expected[:2], np.nan, expected[2]]
     )
-    scores = SEVERAL.score(predicted())
+    scores = SEVERAL.score(predicted(), ())
     np.testing.assert_allclose(scores["mAP"], expected.mean())
     found = LOGITS > 0
     with np.errstate(all="ignore"):
         f1 = sklearn.f1_score(LABELS, found, average="macro", zero_division=0)
-    np.testing.assert_allclose(scores["f1_macro"], f1)
+    np.testing.assert_allclose(scores["macro_f1"], f1)
     np.testing.assert_allclose(scores["exact_match"], sklearn.accuracy_score(LABELS, found))
     groups = SEVERAL.group_scores(predicted(), ("a", "b", "", "a"))
     assert [*groups] == ["a (0)", "b", "a (3)"]
@@ -70,7 +70,9 @@ def test_scores_are_sklearns():
 
 def test_nothing_to_find_has_no_score():
     rows = [row | {"label": np.zeros_like(row["label"])} for row in predicted()]
-    assert np.isnan(SEVERAL.score(iter(rows))["mAP"]) and not SEVERAL.group_scores(iter(rows), ())
+    assert np.isnan(SEVERAL.score(iter(rows), ())["mAP"]) and not SEVERAL.group_scores(
+        iter(rows), ()
+    )
 
 
 def test_mixing_takes_the_labels_of_the_other_row():
@@ -162,7 +164,7 @@ def test_a_run_learns_the_labels_and_eval_and_report_show_it(run, capsys):
     """Three of the labels can be seen; by chance, the best is the share of the pictures: 0.33."""
     workdir, scores = run
     assert scores["mAP"] > 0.6 and scores["exact_match"] > 0.7
-    assert {"f1_macro", "exact_match", "loss"} <= {*scores}
+    assert {"macro_f1", "exact_match", "loss"} <= {*scores}
     manifest = model_source.peek(workdir)
     assert manifest is not None
     assert (manifest["labels"], manifest["target_metric"]) == ("several", "mAP")

@@ -24,7 +24,7 @@ from benchmarks import base
 from benchmarks.records import RecordFiles
 from benchmarks.resnet.records import open_records
 from benchmarks.resnet.use import exhibits
-from benchmarks.resnet.use.exhibits import Predictions
+from benchmarks.resnet.use.exhibits import Photos, Predictions
 from commands import report
 from commands.report import page
 from commands.report.record import Examined, Record
@@ -185,7 +185,7 @@ def test_any_number_of_classes(classes, source, workdir):
     names = [f"{HOSTILE[i % 4]}{i}" for i in range(classes)]
     many = dataclasses.replace(source, num_classes=classes, class_names=tuple(names))
     predictions = random_predictions(classes, 3000)
-    shown = exhibits.make(predictions, many, NAMED["tensorflow"])
+    shown = exhibits.make(predictions, Photos(many, NAMED["tensorflow"]))
     known = {"labels": range(classes), "zero_division": np.nan}
     measured = per_class(predictions.labels, predictions.guesses, **known)
     rows = table(shown[0].files["per_class.csv"])[1:]
@@ -213,8 +213,8 @@ def record_of(workdir):
 
 
 def test_a_file_name_is_only_text(source, workdir):
-    spec = NAMED["tensorflow"]
-    pictures = exhibits.make(random_predictions(4, 100), source, spec)[1].pictures
+    photos = Photos(source, NAMED["tensorflow"])
+    pictures = exhibits.make(random_predictions(4, 100), photos)[1].pictures
     guesses = [float(re.sub(r".*, |\u00a0%", "", each.caption[0])) for each in pictures]
     assert len(set(guesses)) > 9 and guesses == sorted(guesses, reverse=True)  # the worst first
     picture = pictures[0]
@@ -232,7 +232,7 @@ def test_heat_maps_are_beside_the_worst_mistakes_and_the_best_hits(source):
         return np.ones((len(encoded), 8, 8), np.float32)
 
     predictions, spec = random_predictions(4, 100), NAMED["tensorflow"].at(8)
-    _, mistakes, hits = exhibits.make(predictions, source, spec, heat)
+    _, mistakes, hits = exhibits.make(predictions, Photos(source, spec, heat))
     ((encoded, classes),) = asked  # all at once
     best = np.argsort(-predictions.probabilities[:, 0], kind="stable")
     right = best[predictions.correct[best]][:12]

@@ -36,12 +36,12 @@ def test_everything_that_it_says(tmp_path):
     assert loaded == data_manifest.DataManifest(
         ("ant", "bee"),
         {"a": 5, "b": 2},
-        (7, 9),
-        {"train": (1, 0, 2), "val": ()},
-        (12, 11),
-        {"train": (True, False, False, True, True)},
-        (2, 1, 2),
-        (3,),
+        category_ids=(7, 9),
+        boxes={"train": (1, 0, 2), "val": ()},
+        image_ids=(12, 11),
+        upright={"train": (True, False, False, True, True)},
+        single_boxes=(2, 1, 2),
+        only_crowds=(3,),
     )
     assert loaded.groups  # it does not say that there are none
     assert loaded.counts(str(tmp_path), [f"{tmp_path}/b", f"{tmp_path}/a"]) == (2, 5)

@@ -25,7 +25,7 @@ from common.errors import DataError
 from tests.benchmarks.detection.rows import assert_same, encode, example, global_batches, write
 
 SIZE, MAX_BOXES = 24, 5
-AUGMENT = jax.jit(input_pipeline.augment, static_argnums=(3, 4))
+AUGMENT: Any = jax.jit(input_pipeline.augment, static_argnums=(3, 4))
 
 
 def preprocessing(max_samples=1, antialias=False, **changed):
