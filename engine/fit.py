@@ -29,9 +29,9 @@ T = TypeVar("T")
 _log = logging.getLogger("tpu_suite")
 _WAITING = 3  # batches on a device beside that of the step: `engine.feed`, and the step before it
 _SPARE = 0.05  # of a GPU's or TPU's memory: gaps between arrays, and what libraries take
-# On CPUs the next step takes its temporaries while one runs, and malloc leaves holes of their size;
-# threads and libraries of a process that come later take some of the host's memory.
-_ON_CPUS, _LATER = 2, 2**29
+# On CPUs the next step takes its temporaries while one runs, and malloc leaves holes of their size:
+# runs took them 2.2 to 3 times. Threads and libraries that a process needs later take some more.
+_ON_CPUS, _LATER = 3, 2**29
 _GIB = 2.0**30
 _USED = re.compile(r"Used ([\d.]+)G of [\d.]+G hbm")  # libtpu, of a program that does not fit
 

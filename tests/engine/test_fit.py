@@ -245,7 +245,7 @@ def shared(tmp_path_factory, data):
         cut = dataclasses.replace(programs, micro_batches=number)
         ((batch, lowered),) = cut.lower_train(plan, state, programs.abstract_totals(state))
         sizes_ = lowered.compile().memory_analysis()
-        parts = ("argument", "output", "temp", "temp", "generated_code")  # two steps' temporaries
+        parts = ("argument", "output", "generated_code", *3 * ["temp"])  # see engine/fit.py
         needs[number] = sum(getattr(sizes_, f"{part}_size_in_bytes") for part in parts)
         needs[number] -= sizes_.alias_size_in_bytes
         needs[number] += 3 * sum(4 * x.size for x in jax.tree.leaves(batch)) / 8  # that wait
