@@ -25,8 +25,8 @@ def get_config() -> ml_collections.ConfigDict:
     config.class_numbers = "order"  # class k is the k-th category; 'ids': the category with id k
     config.max_boxes = 100  # of an image in training; of more, the largest are taken
     config.random_flip = True
-    # '' = as MLPerf has it; 'light', 'medium' and 'strong' also change the size of images (SSD: put
-    # them on a larger canvas) and their colours, for few images.
+    # '' = as MLPerf has it. 'light', 'medium' and 'strong' show objects in more sizes (SSD: smaller
+    # ones) and colours, for few images.
     config.augmentation = ""
 
     # Model.

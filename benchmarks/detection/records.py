@@ -212,7 +212,7 @@ def _from_manifest(
     if not content or content.category_ids != category_ids:
         return None
     counts = content.counts(data_dir, paths)
-    images = (content.single_boxes if masks else content.boxes.get("train")) or ()
+    images = content.single_boxes if masks else content.boxes.get("train", ())
     if not counts:
         return None
     ids, upright, others = content.image_ids, content.upright.get("val", ()), ()
@@ -220,7 +220,7 @@ def _from_manifest(
     if split == "train":
         ids, upright, others = (), content.upright.get("train", ()), content.only_crowds * masks
         is_complete = sum(counts) == sum(images)
-        is_complete = is_complete and (keep_empty or images[0] == len(others))
+        is_complete &= keep_empty or images[:1] == (len(others),)
     if not is_complete or (masks and len(upright) != sum(counts)):
         return None
     kept = ~np.isin(np.arange(sum(counts)), others)

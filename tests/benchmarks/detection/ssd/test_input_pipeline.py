@@ -335,10 +335,11 @@ def test_augment_as_float64_arithmetic():
         np.testing.assert_allclose(ours[i], expected, atol=0.01)
         np.testing.assert_allclose(moved[i], box, atol=1e-6)
     assert 16 < flips < 48
-    strong, _ = AUGMENT(images, boxes, seeds, False, jnp.float32, jnp.float32(1.5))
+    first = (jnp.asarray(x[:1]) for x in (images, boxes, seeds))
+    strong, _ = input_pipeline.augment(*first, random_flip=False, dtype=jnp.float32, colours=1.5)
     signed = 2 * np.array([float(hashing.uniform(seeds[0], k)) for k in range(4)]) - 1
     factors = 1 + 1.5 * np.array([0.125, 0.5, 0.5]) * signed[:3]
-    expected = reference_colours(images[0], *factors, 1.5 * 0.05 * signed[3])
+    expected = reference_colours(images[0], *factors, hue=1.5 * 0.05 * signed[3])
     np.testing.assert_allclose(strong[0], (np.clip(expected, 0, 255) - MEAN) / STDDEV, atol=0.01)
     _, same = AUGMENT(images, boxes, seeds, False, jnp.float32)
     np.testing.assert_array_equal(same, boxes)
