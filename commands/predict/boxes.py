@@ -275,7 +275,9 @@ def draw_objects(encoded: bytes, objects: Sequence[Object]) -> bytes:
     image = image.resize([times * side for side in image.size], Image.Resampling.NEAREST)
     pen = ImageDraw.Draw(image)
     side = max(image.size)
-    line, font = max(2, side // 400), _font(max(11, side // 50))
+    # Names of small objects are small, or they would hide others.
+    high = int(times * np.median([each.box[2] - each.box[0] for each in objects] or [side]))
+    line, font = max(2, min(side // 400, high // 16)), _font(max(11, min(side // 50, high // 2)))
     for each in reversed(objects):
         y0, x0, y1, x1 = (times * edge for edge in each.box)
         colour = _colour(each.category_id)
