@@ -160,7 +160,7 @@ class Detector(RecordBenchmark[Source]):
         cut, made = int(np.sum(parts.counts > 1)), len(parts.windows) - len(parts.counts)
         what = f"{count(cut, 'image')} of {len(parts.counts):,} in {count(made, 'tile')}"
         what = what if cut else "no image to evaluate is larger, so that none is cut"
-        _log.info("NOTE config.eval_tiles=%s, of %d pixels: %s", tile, side, what)
+        _log.info("NOTE config.eval_tiles=%s, tiles of %d pixels: %s", tile, side, what)
         return parts
 
     @property

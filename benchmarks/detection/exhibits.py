@@ -196,11 +196,11 @@ class Artist:
         axis.imshow(photo.pixels, extent=(0, width, height, 0))
         palette, names = colormaps["tab10"], dict(self.annotations.categories)
         categories = [int(category) for category in objects["category_id"]]
+        overlay = np.zeros((height, width, 4), np.uint8)  # one, as there may be 1,000 objects
         for outline, category in zip(objects.get("segmentation", ()), categories, strict=False):
-            overlay = np.zeros((height, width, 4))
             mask = coco.outline_mask(outline, height, width).astype(bool)
-            overlay[mask] = palette(category % 10, alpha=0.55)
-            axis.imshow(overlay, extent=(0, width, height, 0))
+            overlay[mask] = palette(category % 10, alpha=0.55, bytes=True)
+        axis.imshow(overlay, extent=(0, width, height, 0))
         for i, (category, (x, y, w, h)) in enumerate(zip(categories, objects["bbox"], strict=True)):
             colour, text = palette(category % 10), names[category]
             if "score" in objects:

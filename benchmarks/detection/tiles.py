@@ -51,10 +51,10 @@ def _starts(length: int, side: int) -> list[int]:
 def join(rows: Mapping[str, np.ndarray], windows: np.ndarray) -> dict[str, np.ndarray]:
     """The detections of a picture, from those of its parts; the best come first.
 
-    Of two detections of different parts that share `_SHARED` of the smaller one's area, the better
-    one stays if they are of one class, or if the other one is smaller and cut: it ends at a border
-    that its tile has inside the picture, so that it may be half an 8 that looks like a 3. A
-    detection that stays and is cut itself grows to hold those of its class that go (SAHI's
+    Of two detections in parts that overlap, which share `_SHARED` of the smaller one's area, only
+    the better one stays if they are of one class, or if the other one is smaller and cut: it ends
+    at a border that its tile has inside the picture, so that it may be half an 8 that looks like a
+    3. A detection that stays and is cut itself grows to hold those of its class that go (SAHI's
     GREEDYNMM), with their masks. Detections of one part are left to the detector's suppression.
 
     Args:
@@ -77,19 +77,24 @@ def join(rows: Mapping[str, np.ndarray], windows: np.ndarray) -> dict[str, np.nd
     before = (low < begin + _NEAR * sides) & (begin > 0)
     after = (high > begin + (1 - _NEAR) * sides) & (begin + sides < windows[0, 2:])
     is_cut = np.any(before | after, axis=1)
-    kept, left = [], np.arange(len(part))
-    while len(left):
-        first, left = left[0], left[1:]
-        kept.append(first)
+    starts, stops = windows[:, None, :2], windows[:, None, :2] + windows[:, None, 2:]
+    meets = np.all((starts < stops[:, 0]) & (starts[:, 0] < stops), axis=2)
+    np.fill_diagonal(meets, False)
+    others = [np.flatnonzero(of_part[part]) for of_part in meets]  # in the parts that overlap one
+    stays = np.ones(len(part), bool)
+    for first in range(len(part)):
+        if not stays[first]:
+            continue
+        left = others[part[first]]
+        left = left[(left > first) & stays[left]]
         ends = np.minimum(high[first], high[left]) - np.maximum(low[first], low[left])
         shared = np.prod(np.maximum(ends, 0), axis=1)
         near = (shared >= _SHARED * np.minimum(areas[first], areas[left])) & (shared > 0)
-        near &= part[left] != part[first]
         same = near & (classes[left] == classes[first])
         if is_cut[first] and same.any():
             _grow(found, first, left[same])
-        left = left[~(same | (near & is_cut[left] & (areas[left] <= areas[first])))]
-    return {name: values[kept] for name, values in found.items()}
+        stays[left[same | (near & is_cut[left] & (areas[left] <= areas[first]))]] = False
+    return {name: values[stays] for name, values in found.items()}
 
 
 def _grow(found: Mapping[str, np.ndarray], first: int, others: np.ndarray) -> None:

@@ -249,7 +249,8 @@ def draw_objects(encoded: bytes, objects: Sequence[Object]) -> Image.Image:
             colour = np.array(_colour(each.category_id), np.float32)
             pixels[inside] = (pixels[inside] * (1 - _OPACITY) + colour * _OPACITY).astype(np.uint8)
     image, times = enlarged(Image.fromarray(pixels))
-    pen = Pen(image)
+    # Names of small objects are small, or they would hide others.
+    pen = Pen(image, times * float(np.median([each.box[2] - each.box[0] for each in objects] or 0)))
     for each in reversed(objects):
         y0, x0, y1, x1 = (times * edge for edge in each.box)
         colour = _colour(each.category_id)

@@ -59,11 +59,14 @@ def enlarged(image: Image.Image) -> tuple[Image.Image, int]:
 
 
 class Pen:
-    """Draws on an image, with lines and letters that fit its size."""
+    """Draws on an image, with lines and letters that fit it and things of a height in pixels."""
 
-    def __init__(self, image: Image.Image):
+    def __init__(self, image: Image.Image, height: float = 0.0):
+        """A `height` of 0 is the image's."""
         self.draw, side = ImageDraw.Draw(image), max(image.size)
-        self.line, self._font = max(2, side // 400), _font(max(11, side // 50))
+        high = round(height) or side
+        self.line = max(2, min(side // 400, high // 16))
+        self._font = _font(max(11, min(side // 50, high // 2)))
 
     def tag(self, x: float, y: float, text: str, colour: Any) -> None:
         """Writes a text on a ground of this colour: above the point, if there is space."""

@@ -352,7 +352,8 @@ def answer(load: Callable[[], PictureModel], request: Request) -> int:
     model.write(request, paths, rows())
     seconds = time.monotonic() - ready
     rate = len(paths) / max(seconds, 1e-9)
-    say(f"{count(len(paths), 'file')} in {seconds:.1f} s: {rate:,.0f} images/s")
+    pace = f"{rate:,.0f} images/s" if rate >= 1 else f"{1 / rate:,.1f} s an image"
+    say(f"{count(len(paths), 'file')} in {seconds:.1f} s: {pace}")
     if score := model.score():
         say(score)
     if errors:

@@ -58,6 +58,14 @@ def check_boxes(uses: Boxes, benchmark: Any, params: Any, state: Any) -> None:
         assert bool(each.outline) == bool(each.inside) == ("masks" in row)
         inside = each.inside() if each.inside else np.zeros((30, 40), bool)
         assert shape(inside) == ((30, 40), bool)
+    parts = uses.parts(file.getvalue(), 30, 40, 32)
+    assert uses.tile_side >= 1 and len(parts) == 3  # the photo and two tiles
+    assert {name: shape(x) for name, x in parts[2]().items()} == {
+        name: shape(x) for name, x in leaves.items()
+    }
+    rows = [{**row, "score": row["score"] * (i == 2)} for i in range(3)]
+    (best, *_) = uses.detections(uses.join(rows, 30, 40, 32), 30, 40)
+    assert (best.score, best.box) == (0.75, (1, 10, 21, 40))  # the tile begins in column 8
     file, listed = uses.listed(["a.jpg", "12.jpg"])
     assert file and all(len(row) == 3 for row in listed.values())
     categories = benchmark.metadata["categories"]

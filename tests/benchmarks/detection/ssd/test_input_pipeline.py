@@ -5,6 +5,7 @@ Changes of colours are compared with float64 arithmetic, one step after the othe
 
 import io
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
