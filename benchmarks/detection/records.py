@@ -236,7 +236,8 @@ def _report(images: np.ndarray, used: int, max_boxes: int) -> None:
     if left_out := total - used:
         _log.info("%d of %d train images have no box and are left out", left_out, total)
     if empty := images[0] - left_out:
-        _log.info("%d of %d train images have no objects: config.empty_images", empty, used)
+        text = "%d of %d train images have no objects; config.empty_images=False leaves them out"
+        _log.info(text, empty, used)
     if crowded := images[max_boxes + 1 :].sum():
         _log.warning(
             "%d of %d train images have more than config.max_boxes=%d boxes, up to %d: training "

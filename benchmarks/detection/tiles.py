@@ -54,8 +54,9 @@ def join(rows: Mapping[str, np.ndarray], windows: np.ndarray) -> dict[str, np.nd
     Of two detections in parts that overlap, which share `_SHARED` of the smaller one's area, only
     the better one stays if they are of one class, or if the other one is smaller and cut: it ends
     at a border that its tile has inside the picture, so that it may be half an 8 that looks like a
-    3. A detection that stays and is cut itself grows to hold those of its class that go (SAHI's
-    GREEDYNMM), with their masks. Detections of one part are left to the detector's suppression.
+    3. A detection that stays and is cut itself grows to hold those of its class that go, with their
+    masks, as in SAHI's GREEDYNMM; but none that is larger by half of it beyond its other sides.
+    Detections of one part are left to the detector's suppression.
 
     Args:
       rows: what `Detector.predict` returns, of n parts: score [n, D] (0 is no detection), class
@@ -74,9 +75,11 @@ def join(rows: Mapping[str, np.ndarray], windows: np.ndarray) -> dict[str, np.nd
     boxes, classes = found["boxes"].astype(np.float64), found["class"]
     low, high = boxes[:, :2], boxes[:, 2:]
     areas = np.prod(np.maximum(high - low, 0), axis=1)
-    before = (low < begin + _NEAR * sides) & (begin > 0)
-    after = (high > begin + (1 - _NEAR) * sides) & (begin + sides < windows[0, 2:])
-    is_cut = np.any(before | after, axis=1)
+    margin, end = _NEAR * sides, begin + sides  # of each detection's part
+    is_open = np.concatenate(  # for each side of a box, whether it is cut
+        [(low < begin + margin) & (begin > 0), (high > end - margin) & (end < windows[0, 2:])], 1
+    )
+    is_cut = np.any(is_open, axis=1)
     starts, stops = windows[:, None, :2], windows[:, None, :2] + windows[:, None, 2:]
     meets = np.all((starts < stops[:, 0]) & (starts[:, 0] < stops), axis=2)
     np.fill_diagonal(meets, False)
@@ -91,8 +94,12 @@ def join(rows: Mapping[str, np.ndarray], windows: np.ndarray) -> dict[str, np.nd
         shared = np.prod(np.maximum(ends, 0), axis=1)
         near = (shared >= _SHARED * np.minimum(areas[first], areas[left])) & (shared > 0)
         same = near & (classes[left] == classes[first])
-        if is_cut[first] and same.any():
-            _grow(found, first, left[same])
+        if is_cut[first]:
+            beyond = np.concatenate([low[first] - low[left], high[left] - high[first]], 1)
+            most = np.tile(high[first] - low[first], 2) / 2
+            fits = np.all(is_open[first] | (beyond <= most), axis=1)
+            if len(pieces := left[same & fits]):
+                _grow(found, first, pieces)
         stays[left[same | (near & is_cut[left] & (areas[left] <= areas[first]))]] = False
     return {name: values[stays] for name, values in found.items()}
 

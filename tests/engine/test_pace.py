@@ -18,7 +18,7 @@ LENGTHS = (6, 12)  # of the rows of two kinds of batches
 
 @pytest.fixture
 def programs(clock) -> Any:
-    """Programs that take the seconds in `takes`; 20 examples in batches of 8 have 12, 6, 6 words.
+    """Programs that take the seconds in `takes`; 20 rows in batches of 8 have 12, 6, 6 words.
 
     The seconds of the batches are in `inputs`.
     """
@@ -42,7 +42,7 @@ def programs(clock) -> Any:
         train_batch_size=8, eval_batch_size=8, gradient_accumulation_steps=1
     )
     stub.benchmark = types.SimpleNamespace(
-        train_batches=batches, eval_batches=batches, open=lambda split: 20
+        train_batches=batches, eval_batches=batches, open=lambda split: 10, eval_rows=20
     )
     stub.lower_train = stub.lower_predict = lambda *_: [*map(lowered, LENGTHS)]
     state = types.SimpleNamespace(params=None, model_state=None, ema={})

@@ -16,7 +16,6 @@ from benchmarks.detection.losses import cross_entropy, smooth_l1
 
 MATCH_IOU = 0.5  # an anchor with at least this IoU with a true box is positive
 NEGATIVES = 3  # mined for each positive anchor
-EMPTY = 16  # positive anchors that an image without objects counts as
 
 
 def detection_loss(
@@ -31,10 +30,10 @@ def detection_loss(
 
     An image with P positive anchors has 3 P negatives, or all its other anchors if these are
     fewer: those with the highest cross-entropy, and of equal ones the first. An image without
-    objects has as many negatives as one with 16 positive anchors, over 16: its loss does not depend
-    on the other images of a batch, which a device or a micro-batch may not have. (The paper has no
-    such images; TensorFlow's Object Detection API takes `min_negatives_per_image`.) Floats may also
-    be float64, for tests.
+    objects, which the paper does not have, counts as P = 1: the three hardest negatives, as with
+    `min_negatives_per_image: 3` of TensorFlow's Object Detection API. Its loss does not depend on
+    the batch's other images, which another device or micro-batch may have. Floats may also be
+    float64, for tests.
 
     Args:
         deltas: float[b, N, 4], the predicted deltas of `boxes.encode_boxes`; or a list of
@@ -48,7 +47,7 @@ def detection_loss(
     Returns:
         (box_loss f32[b], class_loss f32[b]): smooth L1, summed over deltas and positive anchors,
         and cross-entropy, summed over positive anchors and negatives. Both are divided by the
-        image's P, or by 16.
+        image's P.
     """
     with jax.named_scope("matching"):
         targets, labels = jax.vmap(_targets, (0, 0, None))(boxes, classes, anchors)
@@ -57,19 +56,17 @@ def detection_loss(
         flat = jax.lax.optimization_barrier(targets.reshape(len(targets), -1))
         targets = flat.reshape(targets.shape)
     positive = labels > 0
-    positives = jnp.sum(positive, 1, dtype=jnp.int32)
+    positives = jnp.maximum(jnp.sum(positive, 1, dtype=jnp.int32), 1)
     # Every map is read where its head has written it: joining the logits would copy them all.
     per_anchor = _per_map(partial(cross_entropy, num_logits=num_logits), logits, labels)
     with jax.named_scope("mining"):
-        positives = jnp.where(jnp.any(_valid(boxes, classes), 1), positives, EMPTY)
         hardest = selection.largest(
             jax.lax.stop_gradient(per_anchor), ~positive, NEGATIVES * positives
         )
     class_sum = jnp.sum(jnp.where(positive | hardest, per_anchor, 0), 1)
     distances = _per_map(lambda x, y: jnp.sum(smooth_l1(x - y), -1), deltas, targets)
     box_sum = jnp.sum(jnp.where(positive, distances, 0), 1)
-    divisor = jnp.maximum(positives, 1)
-    return box_sum / divisor, class_sum / divisor
+    return box_sum / positives, class_sum / positives
 
 
 def _per_map(
@@ -84,11 +81,6 @@ def _per_map(
     return jnp.concatenate([function(*pair) for pair in pairs], 1)
 
 
-def _valid(boxes: jax.Array, classes: jax.Array) -> jax.Array:
-    """bool[..., G]: which objects are no padding."""
-    return (classes > 0) & (area(boxes) > 0)
-
-
 def _targets(
     boxes: jax.Array, classes: jax.Array, anchors: np.ndarray
 ) -> tuple[jax.Array, jax.Array]:
@@ -96,7 +88,8 @@ def _targets(
 
     The deltas of an anchor of class 0 mean nothing.
     """
-    matched = match(boxes, _valid(boxes, classes), anchors, MATCH_IOU)
+    valid = (classes > 0) & (area(boxes) > 0)
+    matched = match(boxes, valid, anchors, MATCH_IOU)
     taken = take_by_product(jnp.concatenate([boxes, classes[:, None]], 1), matched.box)
     labels = jnp.where(matched.positive, taken[:, 4], 0).astype(jnp.int32)
     return encode_boxes(taken[:, :4], anchors), labels
