@@ -22,6 +22,7 @@ from engine.cluster import preemption, processes
 
 _log = logging.getLogger("tpu_suite")
 _MEMORY_PERIOD = 2.0  # seconds between two readings of the memory
+_STACKS = 1 << 30  # bytes of addresses, not of memory, for the threads that an input starts
 
 
 class MemoryFull(RuntimeError):
@@ -147,12 +148,18 @@ def memory_used(cgroup: str = "/sys/fs/cgroup") -> float:
 
 
 def memory_free(cgroup: str = "/sys/fs/cgroup", limit: float = 1.0) -> int:
-    """Bytes that this process can still get until the share `limit` of the memory is used."""
-    return min(int(free - (1 - limit) * total) for free, total in _memory(cgroup))
+    """Bytes that this process can still get until the share `limit` of the memory is used.
+
+    Of the machine, of the container and of `ulimit -v`.
+    """
+    memory, allowed = _memory(cgroup), resource.getrlimit(resource.RLIMIT_AS)[0]
+    if allowed != resource.RLIM_INFINITY:
+        memory.append((allowed - psutil.Process().memory_info().vms - _STACKS, allowed))
+    return min(int(free - (1 - limit) * total) for free, total in memory)
 
 
 def _memory(cgroup: str) -> list[tuple[int, int]]:
-    """(free, total) bytes of the machine and, with a limit, of the container and of `ulimit -v`.
+    """(free, total) bytes of the machine and, if it has a limit, of the container.
 
     Files that the kernel keeps in memory only for speed are free.
     """
@@ -164,7 +171,4 @@ def _memory(cgroup: str) -> list[tuple[int, int]]:
         stat = dict(map(str.split, (folder / "memory.stat").read_text().splitlines()))
         cached = int(stat["inactive_file"]) + int(stat["active_file"])
         memory.append((limit - used + cached, limit))
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if limit != resource.RLIM_INFINITY:
-        memory.append((limit - psutil.Process().memory_info().vms, limit))
     return memory
