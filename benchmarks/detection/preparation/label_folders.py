@@ -186,11 +186,12 @@ def read(folder: Folder, label_format: str, exif: str | None = None) -> Labels:
     unread |= set() if label_format == "yolo" else {*sizes} - {*labelled}
     if unread:
         problem = f"{count(len(unread), 'image')} without labels that can be read"
-        fix = "training leaves them out; label them as empty if they have no objects"
+        fix = "only validation takes them; label them as empty if they have no objects"
         notes.append(f"{problem}, for one {min(unread)}: {fix}")
     contents = {}
     for split, members in _splits(sorted(sizes), labelled, lists, notes).items():
-        if empty := sum(name not in labelled for name in members):
+        empty = sum(name not in labelled for name in members)
+        if empty and (label_format == "yolo" or split == "val"):
             problem = f"{split}: {empty:,} of {count(len(members), 'image')} without labels"
             fix = "they count as images without objects; take those out that nobody has labelled"
             notes.append(f"{problem}: {fix}")
