@@ -87,6 +87,31 @@ def test_what_is_preflighted_is_what_is_run(overrides, tiny_records, tmp_path, m
         assert preflighted(other, monkeypatch, ("train",))[0] != ran[0]
 
 
+@pytest.mark.usefixtures("slice_of_this_machine")
+def test_auto_finds_the_micro_batches_that_fit_the_slice(monkeypatch):
+    full = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20G of 15.75G hbm."
+    answers: list[Any] = [jax.errors.JaxRuntimeError(full), TRAIN, TRAIN]
+
+    def program(lowered: Any, one: Any, say: Any) -> Program:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(preflight, "compile_program", program)
+    monkeypatch.setattr(preflight, "_forward_flops", lambda benchmark: None)
+    auto = {"gradient_accumulation_steps": "auto", "num_train_images": 90, "num_eval_images": 23}
+    config, said = make_tiny_config("", **auto).lock(), []
+    steps = ("train", "predict")
+    outcome = preflight.compiled(read_settings(config), V3, steps, said.append)
+    assert (outcome.error, outcome.micro_batches, answers) == ("", 2, [])
+    assert estimates.row(outcome)["gradient_accumulation_steps"] == 2
+    assert any("1 needs 20.00 GiB" in text and ": chosen" in text for text in said)
+    answers[:] = [jax.errors.JaxRuntimeError(full)] * 9
+    outcome = preflight.compiled(read_settings(config), V3, steps, said.append)
+    assert outcome.fits is False and "no value fits" in outcome.error
+
+
 @pytest.mark.long
 def test_neither_data_nor_tensorflow_are_needed():
     code = """
