@@ -34,6 +34,7 @@ from common.text import normal_name
 _FEW = 20  # training photos, with which a class is hardly learnt
 _SAMPLE = 100  # images whose sizes stand for all
 _SMALL_RUN = 600_000  # images that configs/small.py:resnet sees in an hour
+_MANY_EPOCHS = 50
 _USUAL_SIDE = 224  # pixels, in the recipes
 _CROP = 0.7  # the least share in a crop of several labels: smaller ones lose what has a label
 
@@ -218,6 +219,8 @@ def _sizes(out: str, shard: str) -> np.ndarray:
 def small_command(out: str, images: int, batch: int, pixels: int, **more: Any) -> str:
     """The command that trains a small model from random weights, an hour at most on two cores."""
     epochs = min(100, _SMALL_RUN // images)
+    # What is seen often is learnt by heart; what is not is learnt better as it is.
+    more["augmentation"] = "medium" if epochs >= _MANY_EPOCHS else "light"
     keys: dict[str, Any] = {"train_batch_size": batch, "eval_batch_size": batch, **more}
     keys |= {"train_steps": f"{epochs} epochs", "steps_per_eval": f"{epochs // 10} epochs"}
     keys["steps_per_checkpoint"] = keys["steps_per_eval"]
@@ -235,6 +238,7 @@ def _last_line(out: str, content: dict[str, Any]) -> str:
     if images < arguments.FEW:
         recipe, keys = "finetune", {"init_from": foreign.RESNET.format(depth=50)}
         keys |= arguments.fitted(images, largest=64, epochs=20, least=100)
+        keys["augmentation"] = "light"  # 20 epochs of a trained model
         # Evaluation antialiases in the manner of these weights, and so does the decoder.
         keys |= {"reduced_decoding": True} if area > LARGE else {}
     several = {}
