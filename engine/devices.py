@@ -84,8 +84,9 @@ def explain_full_memory(error: BaseException | None) -> DeviceError | None:
             who = "; nvidia-smi shows what else uses the GPU" * (jax.default_backend() == "gpu")
             return DeviceError(
                 f"the memory of a device is full ({one_line(error)}): use a smaller "
-                "--config.train_batch_size, or --config.gradient_accumulation_steps=auto for the "
-                f"same batch in parts that fit; --mode=preflight forecasts the memory of TPUs{who}"
+                "--config.train_batch_size, or --config.gradient_accumulation_steps=auto, or a "
+                "larger number than it chose, for the same batch in parts; --mode=preflight "
+                f"forecasts the memory of TPUs{who}"
             )
         error = error.__cause__
     return None

@@ -181,12 +181,13 @@ class Fit:
             figure = f"needs {need / _GIB:.2f} GiB" if need < math.inf else "is refused"
             line = f"{values[n]} {figure}"
             if not lines and free < math.inf:
-                line += f", the device has {free / _GIB:.2f} GiB"
+                line += f", the device has {max(free, 0) / _GIB:.2f} GiB"
             lines.append(line + ": chosen" * (n == number))
         if not number:
             raise DoesNotFit(
                 f"config.{key}: no value fits: {'; '.join(lines)}. Use a smaller model, smaller "
-                "images or shorter texts, or devices with more memory"
+                "images or shorter texts, or devices with more memory; on CPUs also end other "
+                "programs, or raise config.host_memory_limit and `ulimit -v`"
             )
         self.say(f"{key}: {'; '.join(lines)}")
         return number, steps[number]

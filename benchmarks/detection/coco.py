@@ -339,7 +339,8 @@ def weaknesses(annotations: Annotations, masks: bool) -> list[Finding]:
     tiny = int((np.sqrt(seen.prod(axis=1).clip(0)) < _TINY).sum())
     if tiny > _FEW_TINY * len(seen):
         text = f"{tiny:,} of {len(seen):,} objects are smaller than {_TINY} pixels in {size}"
-        findings.append(("warn", text, "train on larger ones, or on parts, and predict with --tiles"))
+        fix = "train on larger images, or on parts of them and predict with --tiles"
+        findings.append(("warn", text, fix))
     names, labels = dict(annotations.categories), annotations.category_ids[~annotations.crowd]
     numbers, counts = np.unique(labels, return_counts=True)
     if few := np.flatnonzero(counts < _FEW).tolist():

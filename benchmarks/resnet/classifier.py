@@ -67,8 +67,7 @@ class ImageClassifier(RecordBenchmark[Source]):
     def __init__(self, settings: Settings, cache_dir: str):
         super().__init__()
         self.settings, self.cache_dir = settings, cache_dir
-        several = settings.data.labels == "several"
-        self._take(SeveralLabels if several else OneLabel)
+        self._take(SeveralLabels if self._has_several() else OneLabel)
         self.bn_span = settings.model.bn_span
         self._regularisation = settings.regularisation.spelled_out
         rate = settings.objective.head_learning_rate
@@ -135,12 +134,15 @@ class ImageClassifier(RecordBenchmark[Source]):
     @functools.cached_property
     def labels(self) -> Labels:
         """How many labels a picture has: as the config says, else as the data do, else one."""
-        name, keys = self.keys.labels, self.keys
-        if name == "auto":
-            content = records.load_data_manifest(keys)
-            name = content.labels if content else "one"
-        kind = SeveralLabels if name == "several" else OneLabel
+        kind = SeveralLabels if self._has_several() else OneLabel
         return kind(self.classes, self.settings.objective)
+
+    def _has_several(self) -> bool:
+        name = self.keys.labels
+        if name == "auto":
+            content = records.load_data_manifest(self.keys)
+            name = content.labels if content else "one"
+        return name == "several"
 
     def _take(self, kind: Labels | type[Labels]) -> None:
         self.proportions = kind.proportions
@@ -251,7 +253,9 @@ class ImageClassifier(RecordBenchmark[Source]):
         else:
             logits, model_state = apply(variables, inputs, train=True, mutable=["batch_stats"])
         keys, count = self.settings.objective, jnp.float32(len(logits))
-        terms = losses.cross_entropy(logits, own, others, share, keys.label_smoothing, keys.loss)
+        terms = losses.cross_entropy(
+            logits, own, others, share, keys.label_smoothing, self.labels.loss
+        )
         if keys.class_weights:  # their mean over the training images is 1
             terms *= batch["weight"]
         metrics = self.labels.metrics(logits, own)
@@ -285,11 +289,11 @@ class ImageClassifier(RecordBenchmark[Source]):
         `images` uint8[b, size, size, 3] are as `common.images.input_spec.prepare_image` makes them.
         With `eval_flip` both are the means over the image and its mirror image.
         """
-        inputs = self.eval_inputs(images)
+        inputs, is_doubled = self.eval_inputs(images), self.settings.objective.eval_flip
 
         def both(model: models.ResNet, inputs: jax.Array) -> dict[str, jax.Array]:
             features = model.features(inputs, train=False)
-            if len(inputs) > len(images):  # the head is linear, so its mean is that of the logits
+            if is_doubled:  # the head is linear, so its mean is that of the logits
                 features = jnp.mean(features.reshape(2, -1, features.shape[-1]), axis=0)
             return {"logits": model.head(features), "features": features}
 
@@ -349,6 +353,8 @@ class ImageClassifier(RecordBenchmark[Source]):
     def run_notes(self, norm_examples: int, evaluating: bool) -> list[str]:
         del evaluating
         notes = []
+        if (loss := self.labels.loss) != (asked := self.settings.objective.loss):
+            notes.append(f"the loss is {loss!r}: config.loss={asked!r} is for one label per image")
         if self.keeps_statistics(norm_examples):
             notes.append("BatchNorm keeps the statistics of config.init_from")
         if self.class_weights is not None:

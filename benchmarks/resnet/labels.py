@@ -31,6 +31,11 @@ class OneLabel:
     metric = "top_1_accuracy"  # of the target
     proportions = ("top_1_accuracy", "top_5_accuracy")
 
+    @property
+    def loss(self) -> str:
+        """The kind of cross-entropy in training."""
+        return self.objective.loss
+
     def leaf(self, batch: int) -> jax.ShapeDtypeStruct:
         """The leaf "label": int32[batch], the classes from 0."""
         return jax.ShapeDtypeStruct((batch,), np.int32)
@@ -92,7 +97,7 @@ class OneLabel:
 class SeveralLabels:
     """Each picture has any of K labels, or none: K independent questions.
 
-    ConfigError if a key of the objective has no meaning for them.
+    ConfigError if classes are to be weighed. The loss of `softmax` is the sum of the questions'.
     """
 
     classes: int  # K
@@ -102,16 +107,16 @@ class SeveralLabels:
     proportions = ("exact_match",)
 
     def __post_init__(self):
-        if self.objective.loss == "softmax":
-            raise ConfigError(
-                "config.loss='softmax' is for one label per picture, and the data have several: "
-                "give --config.loss=bce_sum"
-            )
         if self.objective.class_weights:
             raise ConfigError(
                 f"config.class_weights={self.objective.class_weights!r} is for one label per "
                 "picture, and the data have several: set --config.class_weights=''"
             )
+
+    @property
+    def loss(self) -> str:
+        """The kind of cross-entropy, as `losses.cross_entropy` takes it."""
+        return "bce_sum" if self.objective.loss == "softmax" else self.objective.loss
 
     def leaf(self, batch: int) -> jax.ShapeDtypeStruct:
         """The leaf "label": bool[batch, K]."""
@@ -127,8 +132,8 @@ class SeveralLabels:
 
     def predicted(self, logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
         """The loss of each example, whether all answers are right, and its logits."""
-        keys = self.objective
-        loss = losses.cross_entropy(logits, labels, None, None, keys.label_smoothing, keys.loss)
+        smoothing = self.objective.label_smoothing
+        loss = losses.cross_entropy(logits, labels, None, None, smoothing, self.loss)
         return {"loss": loss, **self.metrics(logits, labels), "logits": logits}
 
     headline = ("mAP", "macro_f1", "loss", "exact_match")

@@ -163,7 +163,7 @@ class Regularisation:
 
     @property
     def spelled_out(self) -> "Regularisation":
-        """The same with the values of a preset; other keys that are set keep their values."""
+        """The same with the values of a preset; other keys that are not 0 keep their values."""
         own = {key: value for key, value in vars(self).items() if value and key != "augmentation"}
         return dataclasses.replace(self, **{**PRESETS.get(self.augmentation, {}), **own})
 

@@ -33,6 +33,7 @@ SCORED = "instances_val2017.json"  # in OUT, whatever the name of the input
 _MANY_CUT = 0.1  # of the boxes; COCO's end within a pixel of the edge
 _ENOUGH = 100_000  # training images for the schedule of configs/ssd.py
 _SMALL = {"ssd": (8, 10, 900), "mask_rcnn": (4, 10, 600)}  # largest batch, epochs, least steps
+_SCARCE = 20  # training images: an SSD of more does not gain by stronger augmentation
 _USUAL = {"train": 256, "val": 32}  # files of COCO, as Google made them
 Splits = dict[str, examples.Split]
 
@@ -112,7 +113,8 @@ def prepare(args: argparse.Namespace) -> str:
     writing.save_data_manifest(args.out, content)
     if images < arguments.FEW:
         recipe = "mask_rcnn" if args.masks else "ssd"
-        keys = arguments.keys(**arguments.fitted(images, *_SMALL[recipe]))
+        values = arguments.fitted(images, *_SMALL[recipe]) | _augmentation(images, args.masks)
+        keys = arguments.keys(**values)
         command = arguments.train_command(f"small.py:{recipe}", args.out, *keys)
         print(f"without a network, from random weights: {command}")
     return _last_line(args.out, content)
@@ -256,6 +258,7 @@ def small_data(images: int, masks: bool = False) -> tuple[str, list[str]]:
         values["init_from"] = foreign.MASK_RCNN if masks else values["init_from"]
         largest, epochs = (8, 20) if masks else (32, 60)  # of a ResNet, an SSD's heads are all new
         values |= arguments.fitted(images, largest, epochs, least=500)
+        values |= _augmentation(images, masks)
         return f"finetune.py:{recipe}", arguments.keys(**values)
     values |= arguments.fitted(images, 16 if masks else 256, epochs=60, least=500)
     steps = values["train_steps"]
@@ -263,6 +266,11 @@ def small_data(images: int, masks: bool = False) -> tuple[str, list[str]]:
     values |= {"warmup_steps": steps // 20, "stop_at_target": False}  # the target is COCO's
     values |= {} if masks else {"bn_span": 0}  # a device has few images
     return recipe, arguments.keys(**values)
+
+
+def _augmentation(images: int, masks: bool) -> dict[str, str]:
+    """The key for more sizes, which so few images lack; measured for an SSD, see docs/data.md."""
+    return {"augmentation": "medium"} if images < _SCARCE and not masks else {}
 
 
 def _last_line(out: str, content: dict[str, Any]) -> str:

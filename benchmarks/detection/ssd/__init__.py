@@ -130,7 +130,7 @@ class Ssd(Detector[records.Source]):
         )
         deltas, truth = models.deltas(outputs, 1 + self.classes), (true, batch["classes"])
         box_loss, class_loss = losses.detection_loss(
-            deltas, outputs, *truth, self._anchors, 1 + self.classes
+            *(deltas, outputs, *truth, self._anchors, 1 + self.classes), self.keys.empty_images
         )
         count = jnp.float32(len(images))
         terms = {"box_loss": (jnp.sum(box_loss), count), "class_loss": (jnp.sum(class_loss), count)}

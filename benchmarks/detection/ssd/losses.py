@@ -25,6 +25,7 @@ def detection_loss(
     classes: jax.Array,
     anchors: np.ndarray,
     num_logits: int | None = None,
+    empty_images: bool = True,
 ) -> tuple[jax.Array, jax.Array]:
     """The two parts of the loss of each image.
 
@@ -43,6 +44,7 @@ def detection_loss(
         classes: int32[b, G], 1 .. C. Class 0, or a box without area, is padding.
         anchors: f32[N, 4], as corners.
         num_logits: 1 + C, if the logits have further columns, which are ignored.
+        empty_images: False: an image without objects has no loss, as in MLPerf's reference.
 
     Returns:
         (box_loss f32[b], class_loss f32[b]): smooth L1, summed over deltas and positive anchors,
@@ -56,7 +58,9 @@ def detection_loss(
         flat = jax.lax.optimization_barrier(targets.reshape(len(targets), -1))
         targets = flat.reshape(targets.shape)
     positive = labels > 0
-    positives = jnp.maximum(jnp.sum(positive, 1, dtype=jnp.int32), 1)
+    positives = jnp.sum(positive, 1, dtype=jnp.int32)
+    if empty_images:
+        positives = jnp.maximum(positives, 1)
     # Every map is read where its head has written it: joining the logits would copy them all.
     per_anchor = _per_map(partial(cross_entropy, num_logits=num_logits), logits, labels)
     with jax.named_scope("mining"):
@@ -66,7 +70,8 @@ def detection_loss(
     class_sum = jnp.sum(jnp.where(positive | hardest, per_anchor, 0), 1)
     distances = _per_map(lambda x, y: jnp.sum(smooth_l1(x - y), -1), deltas, targets)
     box_sum = jnp.sum(jnp.where(positive, distances, 0), 1)
-    return box_sum / positives, class_sum / positives
+    divisor = jnp.maximum(positives, 1)
+    return box_sum / divisor, class_sum / divisor
 
 
 def _per_map(

@@ -309,7 +309,7 @@ def label(
     if content.form and labelled:
         way = "exactly one for each photo, so they are classes"
         if content.has_several:
-            way = several.summary([row.labels or () for row in labelled.values()])
+            way = several.summary([row.labels or () for row in labelled.values()], content.form)
         print(visible(f"{path}: {content.form}: {way}"))
     _warn(f"files of {path} that are not photos in {source.path}", missing)
     bare = [photo.name for i, photo in enumerate(source.files) if i not in labelled]

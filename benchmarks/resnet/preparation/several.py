@@ -117,11 +117,13 @@ def has_several(rows: Sequence[tuple[str, ...] | None], form: Form) -> bool:
     return form.kind == ROWS or {len(row) for row in rows if row is not None} != {1}
 
 
-def summary(labels: Collection[tuple[str, ...]]) -> str:
-    """How many labels there are, and how many of them a photo has."""
-    counts = [len(names) for names in labels]
-    number = len({*itertools.chain(*labels)})
-    text = f"{number:,} labels, {min(counts)} to {max(counts)} per photo, "
+def summary(labels: Collection[tuple[str, ...]], form: Form) -> str:
+    """How many labels there are, which columns are of none, and how many labels a photo has."""
+    counts, used = [len(names) for names in labels], {*itertools.chain(*labels)}
+    columns = {normal_name(name) for name in form.columns}
+    unused = sorted(name for name in columns - used if not _NOTHING.fullmatch(name))
+    absent = f" (no photo has {some(unused)})" if unused and used <= columns else ""
+    text = f"{len(used):,} labels{absent}, {min(counts)} to {max(counts)} per photo, "
     text += f"{sum(counts) / len(counts):.2f} on average"
     none = counts.count(0)
     return f"{text}; {none:,} of {len(counts):,} photos have none: also examples" if none else text

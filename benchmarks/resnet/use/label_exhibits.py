@@ -10,13 +10,13 @@ from benchmarks.resnet import scores
 from benchmarks.resnet.use.exhibits import Photos
 from benchmarks.uses import Exhibit
 
-_MISTAKES = 12  # pictures of each kind
+_SHOWN = 12  # pictures of each kind
 
 
 def make(
     ids: np.ndarray, logits: np.ndarray, labels: np.ndarray, precisions: np.ndarray, photos: Photos
 ) -> list[Exhibit]:
-    """The table of labels, then the worst labels too many and the worst ones missed.
+    """The table of labels, then labels too many, labels missed and right ones, the surest first.
 
     Args:
       ids: int[n], the number of each picture in the data.
@@ -35,20 +35,21 @@ def make(
         row = [path.rpartition("/")[2], record, "|".join(names[labels[i]])]
         row.append(int((found[i] == labels[i]).all()))
         table.append([*row, *(f"{share:.6f}" for share in shares[i])])
-    wrong = (  # and how sure the model is of them
-        ("Labels too many", "which the picture does not have", found & ~labels, shares),
-        ("Labels missed", "which the picture has", ~found & labels, 1 - shares),
+    kinds = (  # and how sure the model is of them
+        ("Labels too many", "worst", "labels that are not the picture's", found & ~labels, shares),
+        ("Labels missed", "worst", "labels missed", ~found & labels, 1 - shares),
+        ("Best hits", "most probable", "right labels", found & labels, shares),
     )
     exhibits = [_labels(found, labels, precisions, names, csv_file(head, table))]
-    for title, reason, mistakes, sureness in wrong:
-        rows, columns = np.nonzero(mistakes)
-        order = np.argsort(-sureness[rows, columns], kind="stable")[:_MISTAKES]
+    for title, which, noun, chosen, sureness in kinds:
+        rows, columns = np.nonzero(chosen)
+        order = np.argsort(-sureness[rows, columns], kind="stable")[:_SHOWN]
         text, captions = "There is none.", []
         for i, k in zip(rows[order].tolist(), columns[order].tolist(), strict=True):
             own = ", ".join(names[labels[i]]) or "with none"
             captions.append([f"{names[k]}, {percent(float(shares[i, k]))}", f"labelled {own}"])
         if captions:
-            text = f"The {len(order)} worst of {len(rows):,} labels {reason}. Below each picture: "
+            text = f"The {len(order)} {which} of {len(rows):,} {noun}. Below each picture: "
             text += f"that label with its probability, then the labels it has. {photos.about}"
         shown = photos.pictures(ids[rows[order]], columns[order], captions)
         exhibits.append(Exhibit(title=title, text=text, pictures=shown))

@@ -173,7 +173,7 @@ def test_a_run_learns_the_labels_and_eval_and_report_show_it(run, capsys):
     assert again["mAP"] == pytest.approx(scores["mAP"])
     report.report(settings, "latest")
     page = pathlib.Path(workdir, "report", "report.html").read_text()
-    assert "Labels missed" in page and "average precision" in page
+    assert "Labels missed" in page and "Best hits" in page and "average precision" in page
     with open(f"{workdir}/report/per_class.csv") as file:
         table = {row["label"]: row for row in csv.DictReader(file)}
     mean = np.mean([float(row["average precision"]) for row in table.values()])
@@ -234,7 +234,6 @@ def test_a_part_of_the_data_has_the_same_labels(tiny_labels):
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"loss": "softmax"}, "loss='softmax'.*--config.loss=bce_sum"),
         ({"class_weights": "auto"}, "class_weights='auto'.*set --config.class_weights=''"),
         ({"labels": "one"}, "labels='one', but .*have several.*'auto'"),
     ],
@@ -243,6 +242,14 @@ def test_keys_that_do_not_fit_the_data_are_refused(values, words, tiny_labels):
     config = make_tiny_config(tiny_labels[0], **{**KEYS, **values})
     with pytest.raises(ConfigError, match=f"config.{words}"):
         benchmarks.load(config.lock(), "").open("train")
+
+
+def test_the_data_say_the_score_and_the_loss(tiny_labels):
+    config = make_tiny_config(tiny_labels[0], **{**KEYS, "loss": "softmax"})
+    benchmark: Any = benchmarks.load(config.lock(), "")
+    assert benchmark.targets[0].metric == "mAP"  # before the data are opened, for the curves
+    benchmark.open("train")
+    assert "bce_sum" in benchmark.run_notes(64, True)[0] and benchmark.labels.loss == "bce_sum"
 
 
 def test_a_model_of_several_labels_refuses_data_of_one(run, tiny_records, tmp_path):
