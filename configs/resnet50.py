@@ -97,9 +97,9 @@ def get_config() -> ml_collections.ConfigDict:
     config.label_smoothing = 0.0
     # 'bce_sum', 'bce_mean' or 'bce_binary': binary cross-entropy, see benchmarks/resnet/losses.py.
     config.loss = "softmax"
-    # 'light', 'medium' or 'strong': presets, see benchmarks/resnet/settings.py, beside which keys that
-    # are not 0 keep their values. Or 'randaugment:2x9', 'randaugment:2x6:0.5' (timm's) or 'trivialaugment', see
-    # benchmarks/resnet/input/augment.py. '' is none.
+    # 'light', 'medium' or 'strong': presets, see benchmarks/resnet/settings.py; other keys that are
+    # not 0 keep their values. Or 'randaugment:2x9', 'randaugment:2x6:0.5' (timm's) or
+    # 'trivialaugment', see benchmarks/resnet/input/augment.py. '' is none.
     config.augmentation = ""
     # > 0: mixes pairs of images with shares from Beta(alpha, alpha); with both, half of them each.
     config.mixup = 0.0
