@@ -269,7 +269,7 @@ def small_data(images: int, masks: bool = False) -> tuple[str, list[str]]:
 
 
 def _augmentation(images: int, masks: bool) -> dict[str, str]:
-    """The key for more sizes, which so few images lack; measured for an SSD, see docs/data.md."""
+    """The key for more sizes, which so few images lack; measured for an SSD, see docs/ssd.md."""
     return {"augmentation": "medium"} if images < _SCARCE and not masks else {}
 
 
