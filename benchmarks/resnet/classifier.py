@@ -67,7 +67,6 @@ class ImageClassifier(RecordBenchmark[Source]):
     def __init__(self, settings: Settings, cache_dir: str):
         super().__init__()
         self.settings, self.cache_dir = settings, cache_dir
-        self._take(SeveralLabels if self._has_several() else OneLabel)
         self.bn_span = settings.model.bn_span
         self._regularisation = settings.regularisation.spelled_out
         rate = settings.objective.head_learning_rate
@@ -100,7 +99,6 @@ class ImageClassifier(RecordBenchmark[Source]):
                 f"config.labels={keys.labels!r}, but pictures of {keys.data_dir} have "
                 f"{content.labels} (its manifest.json): leave it at 'auto'"
             )
-        self._take(self.labels)
         count, weighs = super().open(split), self.settings.objective.class_weights
         if split == "train" and weighs and self.class_weights is None:
             cache = f"{self.cache_dir}/labels.json"
@@ -134,19 +132,25 @@ class ImageClassifier(RecordBenchmark[Source]):
     @functools.cached_property
     def labels(self) -> Labels:
         """How many labels a picture has: as the config says, else as the data do, else one."""
-        kind = SeveralLabels if self._has_several() else OneLabel
-        return kind(self.classes, self.settings.objective)
+        return self._kind(self.classes, self.settings.objective)
 
-    def _has_several(self) -> bool:
+    @property
+    def _kind(self) -> type[Labels]:
         name = self.keys.labels
         if name == "auto":
             content = records.load_data_manifest(self.keys)
             name = content.labels if content else "one"
-        return name == "several"
+        return SeveralLabels if name == "several" else OneLabel
 
-    def _take(self, kind: Labels | type[Labels]) -> None:
-        self.proportions = kind.proportions
-        self.targets = (Target(kind.metric, self.settings.objective.target, percent=True),)
+    # The data say which scores there are, and they are read only when somebody asks.
+
+    @functools.cached_property
+    def targets(self) -> tuple[Target, ...]:  # type: ignore[reportIncompatibleVariableOverride]
+        return (Target(self._kind.metric, self.settings.objective.target, percent=True),)
+
+    @functools.cached_property
+    def proportions(self) -> tuple[str, ...]:  # type: ignore[reportIncompatibleVariableOverride]
+        return self._kind.proportions
 
     @property
     def metadata(self) -> dict[str, Any]:

@@ -172,8 +172,8 @@ def test_tables():
     text = estimates.tables([estimates.row(o) for o in (GOOD, lost, full)], "images")
     lines = [line.split() for line in text.splitlines()]
     sizes = ["0.21", "4.36", "0.07", "4.63", "16.00"]
-    assert ["v3:2x2", "v3-8", "4", "8", "128", *sizes, "yes"] in lines
-    assert ["v6e:2x4", "v6e-8", "8", "8", "128", "the", "compiler", "died"] in lines
+    assert ["v3:2x2", "v3-8", "4", "8", "128", "1", *sizes, "yes"] in lines
+    assert ["v6e:2x4", "v6e-8", "8", "8", "128", "1", "the", "compiler", "died"] in lines
     assert "Ran out of memory" in text
     (speed,) = [line for line in text.splitlines() if "3 all-reduce 102.4 MB" in line]
     assert speed.split()[:6] == ["v3:2x2", "24.7", "25.1", "277", "HBM", "76.9"]
