@@ -66,8 +66,8 @@ class Run:
     @property
     def shown_metrics(self) -> dict[str, Any]:
         """How a `Reporter` shows the targets' metrics."""
-        percent = tuple(target.metric for target in self.targets if target.percent)
-        proportions = self.benchmark.proportions
+        proportions = self.benchmark.proportions  # their intervals are in per cent, too
+        percent = (*(t.metric for t in self.targets if t.percent), *proportions)
         return {"metrics": self.metrics, "percent": percent, "proportions": proportions}
 
     def open_data(self, *splits: str) -> None:
