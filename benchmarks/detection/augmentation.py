@@ -41,14 +41,13 @@ PRESETS = {
 
 
 def jitter(
-    images: jax.Array, draws: jax.Array, strength: float, areas: jax.Array | None = None
+    images: jax.Array, signed: jax.Array, strength: float, areas: jax.Array | None = None
 ) -> jax.Array:
-    """`jitter_colours` by random numbers `draws` f32[b, 4] in [0, 1).
+    """`jitter_colours` by random numbers `signed` f32[b, 4] in [-1, 1).
 
     At strength 1, brightness is 0.875 to 1.125, contrast and saturation 0.5 to 1.5, hue -0.05 to
     0.05 turns.
     """
-    signed = 2 * draws - 1
     return jitter_colours(
         images,
         brightness=1 + strength * _BRIGHTNESS * signed[:, 0],

@@ -167,9 +167,9 @@ def normalized(batch: Mapping[str, jax.Array], dtype: Any, colours: float = 0.0)
     b, height, width, channels = blocks.shape
     pixels = blocks.reshape(b, height, width, 4, 3)
     if colours:
-        draws = hashing.uniform(batch["draw"][:, None], _COLOURS, jnp.arange(4))
+        signed = 2 * hashing.uniform(batch["draw"][:, None], _COLOURS, jnp.arange(4)) - 1
         flat, areas = pixels.reshape(b, height, 4 * width, 3), jnp.prod(batch["size"], 1)
-        pixels = augmentation.jitter(flat, draws, colours, areas).reshape(pixels.shape)
+        pixels = augmentation.jitter(flat, signed, colours, areas).reshape(pixels.shape)
     images = normalize(pixels, None, dtype).reshape(blocks.shape)
     # A channel belongs to row 0 or 1 and to column 0 or 1 of its block.
     channel = np.arange(channels)

@@ -113,10 +113,10 @@ def augment(
     Returns:
       Images dtype[b, H, W, 3] of zero mean and unit variance, and boxes float32[b, G, 4].
     """
+    signed = 2 * hashing.uniform(seed[:, None], jnp.arange(4)) - 1
     if random_flip:
         images, boxes = _flip(images, boxes, hashing.uniform(seed, _FLIP) < 0.5)
-    draws = hashing.uniform(seed[:, None], jnp.arange(4))
-    images = augmentation.jitter(images, draws, colours)
+    images = augmentation.jitter(images, signed, colours)
     return normalize(images, None, dtype), boxes
 
 

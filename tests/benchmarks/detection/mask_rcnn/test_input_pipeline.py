@@ -416,7 +416,7 @@ def test_colours_change_in_the_image_alone():
     draws = hashing.uniform(batch["draw"][:, None], 2, jnp.arange(4))
     for i, (height, width) in enumerate(sizes.astype(int)):
         part = jnp.asarray(pixels[i : i + 1, :height, :width])
-        expected = np.asarray(augmentation.jitter(part, draws[i : i + 1], 1.5))[0]
+        expected = np.asarray(augmentation.jitter(part, 2 * draws[i : i + 1] - 1, 1.5))[0]
         expected = (expected - np.array([123.675, 116.28, 103.53])) / [58.395, 57.12, 57.375]
         np.testing.assert_allclose(found[i, :height, :width], expected, atol=1e-4)
         assert not found[i, height:].any() and not found[i, :, width:].any()
