@@ -63,6 +63,11 @@ def beside(left: Any, right: Any) -> Any:
     return both
 
 
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    """The probabilities float64 in [0, 1] of independent labels, in the shape of the logits."""
+    return 1 / (1 + np.exp(-np.clip(logits.astype(np.float64), -500, 500)))
+
+
 def even_groups(values: np.ndarray, max_groups: int) -> list[np.ndarray]:
     """The indices of values int[n] in at most `max_groups` groups, the least values first.
 

@@ -34,6 +34,7 @@ from benchmarks.resnet.sizes import Sizes
 from benchmarks.resnet.use import ClassifierUses
 from benchmarks.uses import Uses
 from common import foreign
+from common.data.data_manifest import DataManifest
 from common.data.decoding import Reader
 from common.data.order import Order
 from common.errors import ConfigError
@@ -93,7 +94,7 @@ class ImageClassifier(RecordBenchmark[Source]):
 
         ConfigError if the data have another kind of labels than the config says.
         """
-        content, keys = records.load_data_manifest(self.keys), self.keys
+        content, keys = self._content, self.keys
         if content and content.labels != self.labels.name:
             raise ConfigError(
                 f"config.labels={keys.labels!r}, but pictures of {keys.data_dir} have "
@@ -119,6 +120,11 @@ class ImageClassifier(RecordBenchmark[Source]):
         Reader(source.shards, pixels.jpegs_first(decode), source.check).decode_all()
 
     @functools.cached_property
+    def _content(self) -> DataManifest | None:
+        """The data manifest, read when somebody asks for the first time."""
+        return records.load_data_manifest(self.keys)
+
+    @functools.cached_property
     def classes(self) -> int:
         """The config's number of classes, else the data's, else ImageNet's 1,000."""
         if self.keys.num_label_classes:
@@ -126,7 +132,7 @@ class ImageClassifier(RecordBenchmark[Source]):
         if self.keys.dataset.startswith("tfds:"):
             source = self._sources.get("train") or self.open_records(self.split_files("train"))
             return source.num_classes
-        content = records.load_data_manifest(self.keys)
+        content = self._content
         return len(records.valid_labels(0, len(content.class_names) if content else 0))
 
     @functools.cached_property
@@ -138,18 +144,15 @@ class ImageClassifier(RecordBenchmark[Source]):
     def _kind(self) -> type[Labels]:
         name = self.keys.labels
         if name == "auto":
-            content = records.load_data_manifest(self.keys)
-            name = content.labels if content else "one"
+            name = self._content.labels if self._content else "one"
         return SeveralLabels if name == "several" else OneLabel
 
-    # The data say which scores there are, and they are read only when somebody asks.
-
     @functools.cached_property
-    def targets(self) -> tuple[Target, ...]:  # type: ignore[reportIncompatibleVariableOverride]
+    def targets(self) -> tuple[Target, ...]:  # type: ignore[override] (a property)
         return (Target(self._kind.metric, self.settings.objective.target, percent=True),)
 
     @functools.cached_property
-    def proportions(self) -> tuple[str, ...]:  # type: ignore[reportIncompatibleVariableOverride]
+    def proportions(self) -> tuple[str, ...]:  # type: ignore[override] (a property)
         return self._kind.proportions
 
     @property
@@ -274,11 +277,10 @@ class ImageClassifier(RecordBenchmark[Source]):
         images = input_pipeline.normalize(images, batch["flip"], self._dtype, self.input_spec)
         if not keys.is_used:
             return Mixed(images, batch["label"], None, None)
-        seeds = batch["draw"]
+        labels, seeds = batch["label"], batch["draw"]
         if keys.random_erasing:
             images = regularisation.erase(images, seeds, keys.random_erasing)
-        mix = functools.partial(regularisation.mix, mixup=keys.mixup, cutmix=keys.cutmix)
-        return mix(images, batch["label"], seeds)
+        return regularisation.mix(images, labels, seeds, mixup=keys.mixup, cutmix=keys.cutmix)
 
     def predict(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]

@@ -105,6 +105,7 @@ class SeveralLabels:
     name = "several"
     metric = "mAP"
     proportions = ("exact_match",)
+    headline = ("mAP", "macro_f1", "loss", "exact_match")
 
     def __post_init__(self):
         if self.objective.class_weights:
@@ -136,8 +137,6 @@ class SeveralLabels:
         loss = losses.cross_entropy(logits, labels, None, None, smoothing, self.loss)
         return {"loss": loss, **self.metrics(logits, labels), "logits": logits}
 
-    headline = ("mAP", "macro_f1", "loss", "exact_match")
-
     def score(self, rows: Iterator[Row], shown: Sequence[str]) -> dict[str, float]:
         """mAP, the mean of the labels' average precisions, and scores at a probability of 0.5.
 
@@ -145,8 +144,7 @@ class SeveralLabels:
         """
         kept = [*rows]
         logits, labels = _joined(kept)
-        guesses = logits > 0
-        found = scores.class_scores(*(x.sum(axis=0) for x in (guesses & labels, guesses, labels)))
+        found = scores.of_labels(logits > 0, labels)
         means = mean_scores({name: row[name] for name in ("loss", "exact_match")} for row in kept)
         precisions = average_precisions(logits, labels)
         own = {"mAP": scores.mean(precisions), "macro_f1": scores.macro_f1(found)}

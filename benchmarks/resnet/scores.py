@@ -55,6 +55,11 @@ def of_rows(rows: Iterable[Mapping[str, np.ndarray]], classes: int) -> ClassScor
     return class_scores(*(np.bincount(column, minlength=classes) for column in columns))
 
 
+def of_labels(guesses: np.ndarray, labels: np.ndarray) -> ClassScores:
+    """The scores of K labels from bool[n, K] each: which ones are predicted, and which are true."""
+    return class_scores(*(x.sum(axis=0) for x in (guesses & labels, guesses, labels)))
+
+
 def macro_f1(scores: ClassScores) -> float:
     """The mean F1 of the classes that are present in the labels or in the predictions.
 

@@ -12,7 +12,7 @@ import numpy as np
 from etils import epath
 from PIL import Image
 
-from benchmarks.exhibits import heated
+from benchmarks.exhibits import heated, sigmoid
 from benchmarks.uses import Classes
 from commands.predict import outputs, sources
 from commands.predict.drawings import Drawings, Pen, enlarged
@@ -121,7 +121,7 @@ class Classifier(sources.PictureModel):
         if self._options.logits:
             return values
         if self._uses.several:
-            return _sigmoid(values)
+            return sigmoid(values)
         shares = np.exp(values - values.max())
         return shares / shares.sum()
 
@@ -131,7 +131,7 @@ class Classifier(sources.PictureModel):
             return Row(picture.source, "the model's logits are not finite: its run has diverged")
         best = np.argsort(-logits, kind="stable")[: self._top_k].tolist()
         if self._uses.several:
-            best = [i for i in best if _sigmoid(logits[i].astype(np.float64)) > self._least]
+            best = [i for i in best if sigmoid(logits[i]) > self._least]
         # So many digits tell float32 values apart.
         values, digits = self._values(logits), 9 if self._options.logits else 6
         predictions = [
@@ -253,8 +253,3 @@ def read_names(path: str, model: model_source.Model, count: int, accepts: bool) 
     elif not names:
         say("NOTE the model has no class names, so numbers stand for them; --labels names them")
     return [name or str(i) for i, name in enumerate(names or [""] * count)]
-
-
-def _sigmoid(values: np.ndarray) -> np.ndarray:
-    """float64 in (0, 1), the probabilities of independent labels."""
-    return 1 / (1 + np.exp(-np.clip(values, -500, 500)))

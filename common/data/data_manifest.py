@@ -118,9 +118,13 @@ def form_error(path: str, error: Exception) -> DataError:
 
 def listed_rows(shards: Mapping[str, Row], data_dir: str, paths: Sequence[str]) -> list[Row] | None:
     """The row of each file in `shards`; None if a file is not listed. See `check_sizes`."""
-    folder = data_dir.rstrip("/") + "/"
-    rows = [shards[name] for p in paths if (name := p.removeprefix(folder)) in shards]
+    rows = [shards[name] for name in _names(data_dir, paths) if name in shards]
     return rows if len(rows) == len(paths) else None
+
+
+def _names(data_dir: str, paths: Sequence[str]) -> list[str]:
+    folder = data_dir.rstrip("/") + "/"
+    return [path.removeprefix(folder) for path in paths]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,8 +160,7 @@ class DataManifest:
 
     def class_counts(self, data_dir: str, paths: Sequence[str]) -> tuple[int, ...] | None:
         """Examples of each class in the files of a split; None if they are not listed as one."""
-        folder = data_dir.rstrip("/") + "/"
-        return self.by_class.get(frozenset(path.removeprefix(folder) for path in paths))
+        return self.by_class.get(frozenset(_names(data_dir, paths)))
 
 
 def load(data_dir: str) -> DataManifest | None:

@@ -24,7 +24,6 @@ _LABELS = (  # names of columns, the likeliest first
     "label_name class_name category_name label labels class category breed species target "
     "diagnosis dx class_id label_id category_id y"
 )
-_TRUE, _FALSE = {"true", "yes", "1", "1.0"}, {"false", "no", "0", "0.0", ""}
 _SPLIT = rf"(data_?)?({'|'.join(COLUMNS)})s?"
 _SPLITS = 20  # a column of splits or folds has at most so many values
 _FOLD = r"(k_?)?folds?|cv(_?fold)?"  # the name of a column with numbers of folds
@@ -144,7 +143,7 @@ def parse(
     if kind:
         form = several.given(kind, others, given)
     elif not (given or boxes):
-        is_known = _key(label) in _LABELS.split()
+        is_known = several.key(label) in _LABELS.split()
         form = several.find(can_be, label, is_known, columns[file])
     problem = "" if given or form else _problem(others, boxes or sides, label)
     if not (label or form or problem):
@@ -181,13 +180,9 @@ def parse_all(texts: Mapping[str, str], photos: Photos, **columns: Any) -> Table
     return first._replace(rows=rows, split="the path", note=note)
 
 
-def _key(name: str) -> str:
-    return re.sub(r"\W+", "_", name.lower())
-
-
 def _splits(columns: Mapping[str, Sequence[str]]) -> tuple[str, list[str], str]:
     """(the column that says splits or '', the split of each row, how or why not)."""
-    keys = {name: _key(name) for name in columns}
+    keys = {name: several.key(name) for name in columns}
     flags = [name for name, key in keys.items() if key[:3] == "is_" and whole_split(key[3:])]
     fix = "write train and val into each row of one column, or add --validation_fraction=0.1"
     if len(flags) > 1:
@@ -199,10 +194,10 @@ def _splits(columns: Mapping[str, Sequence[str]]) -> tuple[str, list[str], str]:
         are_numbers = len(numbers) == len(values)
         if not 1 < len(values) <= _SPLITS:
             continue
-        if name in flags and values <= _TRUE | _FALSE:
+        if name in flags and values <= several.YES | several.NO:
             split = whole_split(key[3:])
             other = "validation" if split == "train" else "train"
-            parts = [split if cell.strip().lower() in _TRUE else other for cell in cells]
+            parts = [split if cell.strip().lower() in several.YES else other for cell in cells]
         elif are_numbers and re.fullmatch(_FOLD, key):
             parts = ["validation" if float(cell) == numbers[0] else "train" for cell in cells]
             note = f"{name} {numbers[0]:g} is for validation"
@@ -226,14 +221,14 @@ def _boxes(columns: Mapping[str, Sequence[str]], has_header: bool) -> tuple[list
         return numbers >= max(4, 4 * (len(parts) - numbers))
 
     values = {name: {*map(str.strip, cells)} - {""} for name, cells in columns.items()}
-    boxes = [name for name in columns if re.search(_BOX, _key(name))]
+    boxes = [name for name in columns if re.search(_BOX, several.key(name))]
     boxes += [
         name
         for name, cells in values.items()
         if name not in boxes and 2 * sum(map(has_numbers, cells)) > len(cells)
         if not (several.is_plural(name) and several.separated(cells, True)[0])
     ]
-    sides = [name for name in columns if re.search(_SIDE, _key(name))]
+    sides = [name for name in columns if re.search(_SIDE, several.key(name))]
     if not has_header:  # sides are columns of numbers
         sides = [name for name, cells in values.items() if cells and all(map(_NUMBER, cells))]
     return boxes, sides * (len(sides) > 3)
@@ -246,7 +241,7 @@ def _problem(columns: Mapping[str, Sequence[str]], boxes: Sequence[str], label: 
     the one that may have the classes.
     """
     values = {name: {*map(str.strip, cells)} - {""} for name, cells in columns.items()}
-    is_known = _key(label) in _LABELS.split()
+    is_known = several.key(label) in _LABELS.split()
     fix = "write the class of each photo into one column, or boxes in COCO's form"
     if not is_known and (doubt := several.doubtful(columns)):
         return doubt
@@ -260,7 +255,7 @@ def _problem(columns: Mapping[str, Sequence[str]], boxes: Sequence[str], label: 
 
 def _label_column(columns: Mapping[str, Sequence[str]], guess: bool) -> str:
     """The column with the labels; '' if it is not clear."""
-    keys = {_key(name): name for name in columns}
+    keys = {several.key(name): name for name in columns}
     for key in _LABELS.split():
         if key in keys:
             return keys[key]

@@ -11,7 +11,7 @@ from common.preparation.sources import SourceError
 from common.text import normal_name
 
 COLUMNS, ROWS, LISTS = "columns", "rows", "lists"  # values of --several; others are signs
-_YES, _NO = {"1", "1.0", "true", "yes"}, {"0", "0.0", "false", "no", ""}
+YES, NO = {"1", "1.0", "true", "yes"}, {"0", "0.0", "false", "no", ""}
 _MINUS = {"-1", "-1.0"}  # no, where there is no 0
 _SIGNS = "|;, "  # that may separate labels, the surest first
 _PLURAL = (  # names of columns with several labels in a cell
@@ -55,7 +55,7 @@ def find(
         return Form(COLUMNS, tuple(marks))
     stems = collections.defaultdict(list)
     for name in columns:
-        if match := _NUMBERED.fullmatch(_key(name)):
+        if match := _NUMBERED.fullmatch(key(name)):
             stems[match[1]].append(name)
     for names in stems.values():  # class1 and class2 may also be a kind and its species
         first, *rest = (values[name] - {""} for name in names)
@@ -92,10 +92,10 @@ def read(columns: Mapping[str, Sequence[str]], form: Form) -> list[tuple[str, ..
     cells = {name: [cell.strip() for cell in columns[name]] for name in form.columns}
     values = {cell.lower() for column in cells.values() for cell in column}
     rows: list[tuple[str, ...] | None]
-    if form.kind == COLUMNS and values <= _YES | _NO | _MINUS:
+    if form.kind == COLUMNS and values <= YES | NO | _MINUS:
         names = [normal_name(name) for name in form.columns]
         rows = [
-            tuple(name for name, cell in zip(names, row, strict=True) if cell.lower() in _YES)
+            tuple(name for name, cell in zip(names, row, strict=True) if cell.lower() in YES)
             if any(row)
             else None
             for row in zip(*cells.values(), strict=True)
@@ -155,7 +155,7 @@ def separated(cells: Collection[str], is_plural: bool) -> tuple[str, str]:
 
 def is_plural(name: str) -> bool:
     """Whether the name of a column says that its cells have several labels."""
-    return bool(re.search(_PLURAL, _key(name)))
+    return bool(re.search(_PLURAL, key(name)))
 
 
 def _separator(cells: Collection[str], name: str) -> str:
@@ -185,19 +185,20 @@ def doubtful(columns: Mapping[str, Sequence[str]]) -> str:
     values = {name: {cell.strip().lower() for cell in cells} for name, cells in columns.items()}
     marks = {name: cells for name, cells in values.items() if _are_marks(cells)}
     found = {*itertools.chain(*marks.values())}
-    if not (found & _MINUS and found & (_NO - {""})):
+    if not (found & _MINUS and found & (NO - {""})):
         return ""
     problem = "has -1 beside 0 and 1, which may mean that nobody knows"
     return f"{problem} (columns {some(list(marks))}): write 0 or 1 instead"
 
 
 def _are_marks(values: Collection[str]) -> bool:
-    return bool({*values} - {""}) and {*values} <= _YES | _NO | _MINUS
+    return bool({*values} - {""}) and {*values} <= YES | NO | _MINUS
 
 
 def _number(text: str) -> bool:
     return bool(re.fullmatch(r"-?[\d.]+", text))
 
 
-def _key(name: str) -> str:
+def key(name: str) -> str:
+    """The name of a column in small letters, with a single _ for other signs."""
     return re.sub(r"\W+", "_", name.lower())

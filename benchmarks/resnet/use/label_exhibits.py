@@ -5,7 +5,7 @@ In shapes n is the number of pictures and K that of labels.
 
 import numpy as np
 
-from benchmarks.exhibits import CLASSES, csv_file, percent
+from benchmarks.exhibits import CLASSES, csv_file, percent, sigmoid
 from benchmarks.resnet import scores
 from benchmarks.resnet.use.exhibits import Photos
 from benchmarks.uses import Exhibit
@@ -26,8 +26,7 @@ def make(
       photos: the pictures.
     """
     names = np.array(photos.names)
-    shares = 1 / (1 + np.exp(-np.clip(logits.astype(np.float64), -500, 500)))
-    found = logits > 0
+    shares, found = sigmoid(logits), logits > 0
     head = ["file", "record", "labels", "exact", *(f"probability of {name}" for name in names)]
     table = []
     for i in np.argsort(ids, kind="stable").tolist():
@@ -64,8 +63,8 @@ def _labels(
     predictions: bytes,
 ) -> Exhibit:
     """The table of labels, those with the lowest average precision first."""
-    actual, predicted = labels.sum(axis=0), found.sum(axis=0)
-    values = scores.class_scores((found & labels).sum(axis=0), predicted, actual)
+    actual = labels.sum(axis=0)
+    values = scores.of_labels(found, labels)
     present = np.flatnonzero(actual)
     order = present[np.argsort(precisions[present], kind="stable")].tolist()
     columns = np.stack([precisions, *values], axis=1)
