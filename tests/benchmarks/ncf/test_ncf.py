@@ -16,7 +16,7 @@ from mlperf_compliance import tags
 
 import benchmarks
 from benchmarks import mlperf
-from benchmarks.ncf import models, use
+from benchmarks.ncf import ranking, use
 from common.errors import ConfigError, DataError
 from configs import ncf
 from tests.conftest import opened
@@ -133,7 +133,7 @@ def test_ranks_are_those_of_brute_force(levels, kinds):
     of_item = draw.integers(0, levels, kinds).astype(np.float32)
     items = draw.integers(0, kinds, (64, 100)).astype(np.int32)
     scores = of_item[items]
-    actual = np.asarray(models.ranks(jnp.asarray(scores), jnp.asarray(items)))
+    actual = np.asarray(ranking.ranks(jnp.asarray(scores), jnp.asarray(items)))
     expected = [brute_rank(s, i) for s, i in zip(scores, items, strict=True)]
     assert actual.tolist() == expected
     assert len(set(expected)) > 2
@@ -153,12 +153,12 @@ def test_ranks_are_those_of_brute_force(levels, kinds):
     ],
 )
 def test_the_rule_for_ties_and_duplicates(scores, items, rank):
-    actual = models.ranks(jnp.array([scores], jnp.float32), jnp.array([items]))
+    actual = ranking.ranks(jnp.array([scores], jnp.float32), jnp.array([items]))
     assert actual.tolist() == [rank]
 
 
 def test_hits_and_gains():
-    hit, gain = models.hr_and_ndcg(jnp.array([0, 1, 2, 9, 10, 500]))
+    hit, gain = ranking.hr_and_ndcg(jnp.array([0, 1, 2, 9, 10, 500]))
     assert hit.tolist() == [1, 1, 1, 1, 0, 0]
     expected = [1, 1 / np.log2(3), 0.5, 1 / np.log2(11), 0, 0]
     np.testing.assert_allclose(gain, expected, rtol=1e-6)

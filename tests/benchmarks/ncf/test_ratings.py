@@ -45,7 +45,8 @@ def write(folder, name, text):
 
 
 def load(folder, min_ratings=2, cache="", seed=None):
-    return ratings.load_interactions(str(folder), min_ratings, cache, seed)
+    holdout = ratings.Holdout() if seed is None else ratings.Holdout("random", seed)
+    return ratings.load_interactions(str(folder), min_ratings, cache, holdout)
 
 
 def reference(rows, min_ratings):
