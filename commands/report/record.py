@@ -12,6 +12,7 @@ from common.errors import DataError
 from engine.checkpoint import model_source
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.manifest import OtherData
+from engine.checks import NothingHeldOut
 from engine.evaluate import begin_evaluation, examining, exhibits
 from engine.plan import Settings, make_plan, read_settings, targets_of
 from engine.report.history import History
@@ -120,8 +121,8 @@ class Record:
 class Examined:
     """A checkpoint that was evaluated for the report.
 
-    `scores` are {} and `error` says why where the data cannot be read. `exhibits` show the
-    predictions, on process 0 only.
+    `scores` are {} and `error` says why where the data cannot be read or none are held out.
+    `exhibits` show the predictions, on process 0 only.
     """
 
     step: int
@@ -132,7 +133,7 @@ class Examined:
 
 
 def examine(settings: Settings, checkpoint: str) -> Examined:
-    """Evaluates a checkpoint, "latest", "best" or a step; without its data, says why it could not.
+    """Evaluates a checkpoint, "latest", "best" or a step; without data for it, says why not.
 
     OtherData if the data are not the run's.
     """
@@ -147,6 +148,8 @@ def examine(settings: Settings, checkpoint: str) -> Examined:
             return Examined(step, run.benchmark.num_examples("eval"), scores, shown)
     except OtherData:
         raise
-    except DataError as error:
+    except (DataError, NothingHeldOut) as error:
         _, choose = model_source.open_checkpoint(settings.workdir, "--workdir", checkpoint)
-        return Examined(choose(), error=str(error))
+        is_lost = isinstance(error, DataError)
+        lost = "The evaluation data cannot be read, so this report shows no predictions: " * is_lost
+        return Examined(choose(), error=f"{lost}{error}")
