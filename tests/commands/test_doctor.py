@@ -72,6 +72,13 @@ def test_nothing_is_wrong(diagnose):
     assert "2 per device" in findings["devices"][0]["text"]
 
 
+@pytest.mark.usefixtures("nothing_held_out")
+def test_nothing_is_wrong_where_nothing_is_held_out(diagnose):
+    code, findings = diagnose(patience=3)
+    assert code == 0 and not faults(findings)
+    assert "90 images to train, 0 to evaluate" in findings["data"][0]["text"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "check", "message"),
     [

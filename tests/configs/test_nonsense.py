@@ -69,7 +69,7 @@ MEANINGFUL: dict[Any, str] = {
     "dataset decay_steps eval_annotations eval_files eval_offset eval_references eval_source "
     "eval_target freeze init_env init_from init_without learning_rate_decay_steps "
     "log_step_count_steps mlperf.format mlperf.org mlperf.platform profile_steps "
-    "steps_per_checkpoint steps_per_eval tracker train_files train_source "
+    "steps_of steps_per_checkpoint steps_per_eval tracker train_files train_source "
     "train_target vocabulary_file warmup_steps",
     (): "box_features image_sizes learning_rate_decay_epochs learning_rate_decay_factors "
     "mask_features",

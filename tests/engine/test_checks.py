@@ -21,7 +21,9 @@ def check(examples, devices=8, **overrides):
     settings = read_settings(make_tiny_config("/nowhere", **overrides))
     plan = make_plan(settings, settings.load_benchmark(""), examples)
     programs: Any = types.SimpleNamespace(
-        settings=settings, mesh=types.SimpleNamespace(size=devices)
+        settings=settings,
+        mesh=types.SimpleNamespace(size=devices),
+        benchmark=settings.load_benchmark(""),
     )
     state: Any = None
     check_plan(programs, plan, state, True)
