@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from common.errors import ConfigError, some
+from common.errors import ConfigError, DataError, some
 from engine import mlperf, optim, schedules
 from engine.cadence import MAX_STEPS, to_steps
 from engine.plan import Plan, Programs, Settings, intervals
@@ -11,10 +11,6 @@ from engine.report.writers import Profiler
 from engine.step import TrainState
 
 _MOST_NAMES = 24  # of scores in a message
-
-
-class NothingHeldOut(ConfigError):
-    """The config leaves nothing to evaluate."""
 
 
 def check_schedule(settings: Settings) -> None:
@@ -60,10 +56,10 @@ def check_best_by(programs: Programs) -> None:
 
 
 def check_evaluates(programs: Programs) -> None:
-    """Raises NothingHeldOut, which says what to do instead, if nothing can be evaluated."""
+    """Raises DataError if the config leaves nothing to evaluate."""
     if why := programs.benchmark.no_evaluation:
         other = programs.settings.steps_of or "a run that holds examples out"
-        raise NothingHeldOut(
+        raise DataError(
             f"{why}: no example is held out, so there is nothing to evaluate; the score to expect "
             f"is about that of {other}"
         )

@@ -19,7 +19,7 @@ import benchmarks
 import train
 from benchmarks.resnet import ImageClassifier
 from commands import evaluating
-from common.errors import RESTART, CheckpointError, ConfigError, UserError
+from common.errors import RESTART, CheckpointError, DataError, UserError
 from engine.checkpoint import model_source
 from engine.checkpoint.saver import Diverged, Position
 from engine.cluster import guard, preemption, processes
@@ -360,7 +360,7 @@ def test_without_evaluation_the_same_steps_are_trained(
     assert "finished: step 12 of 12" in caplog.messages
     train.train_and_evaluate(job)
     assert "already finished: step 12 of 12" in caplog.messages
-    with pytest.raises(ConfigError, match="config.hold_out=0.* nothing to evaluate"):
+    with pytest.raises(DataError, match="config.hold_out=0.* nothing to evaluate"):
         evaluating.evaluate(job, "latest", 0.0)
     with pytest.raises(CheckpointError, match="best, of a run without evaluations, .* latest or"):
         model_source.load(str(tmp_path), "best")

@@ -12,7 +12,6 @@ from common.errors import DataError
 from engine.checkpoint import model_source
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.manifest import OtherData
-from engine.checks import NothingHeldOut
 from engine.evaluate import begin_evaluation, examining, exhibits
 from engine.plan import Settings, make_plan, read_settings, targets_of
 from engine.report.history import History
@@ -121,8 +120,8 @@ class Record:
 class Examined:
     """A checkpoint that was evaluated for the report.
 
-    `scores` are {} and `error` says why where the data cannot be read or none are held out.
-    `exhibits` show the predictions, on process 0 only.
+    `scores` are {} and `error` says why where the data cannot be read. `exhibits` show the
+    predictions, on process 0 only.
     """
 
     step: int
@@ -133,7 +132,7 @@ class Examined:
 
 
 def examine(settings: Settings, checkpoint: str) -> Examined:
-    """Evaluates a checkpoint, "latest", "best" or a step; without data for it, says why not.
+    """Evaluates a checkpoint, "latest", "best" or a step; without its data, says why it could not.
 
     OtherData if the data are not the run's.
     """
@@ -148,8 +147,6 @@ def examine(settings: Settings, checkpoint: str) -> Examined:
             return Examined(step, run.benchmark.num_examples("eval"), scores, shown)
     except OtherData:
         raise
-    except (DataError, NothingHeldOut) as error:
+    except DataError as error:
         _, choose = model_source.open_checkpoint(settings.workdir, "--workdir", checkpoint)
-        is_lost = isinstance(error, DataError)
-        lost = "The evaluation data cannot be read, so this report shows no predictions: " * is_lost
-        return Examined(choose(), error=f"{lost}{error}")
+        return Examined(choose(), error=str(error))

@@ -75,7 +75,7 @@ def test_parts_are_runs_that_are_continued(settings_for, tmp_path, monkeypatch, 
 
 @pytest.mark.usefixtures("nothing_held_out")
 def test_a_law_needs_something_to_evaluate(settings_for, tmp_path):
-    with pytest.raises(ConfigError, match="config.hold_out=0.* nothing to evaluate"):
+    with pytest.raises(DataError, match="config.hold_out=0.* nothing to evaluate"):
         scaling.run(settings_for(tmp_path), 1)
 
 
