@@ -111,7 +111,7 @@ def _take_steps(
     what = f"{source} ({metric} {scores[best][metric]:.4f})"
     notes = [f"config.train_steps={best}, the step of the best evaluation of {what}"]
     if best == max(scores):
-        notes.append("it is the last evaluation there: longer training might bring a better one")
+        notes.append("that evaluation is the last one there: more steps might bring a better one")
     new = {**config.to_dict(), **{key: then.get(key) for key in ("steps_of", "train_steps")}}
     if lines := manifests.changes({"config": then}, {"config": new}):
         notes.append(f"unlike {source}: {'; '.join(lines)}")

@@ -124,7 +124,7 @@ def test_the_score_that_chooses_may_be_another(finished, tmp_path):
 def test_a_best_evaluation_that_is_the_last_is_told(finished, tmp_path):
     put_evaluations(finished, {4: 0.25, 8: 0.3, 12: 0.5})
     steps, notes = as_many_steps(f"{finished}/", tmp_path / "last")
-    assert steps == 12 and "longer training" in notes[1]
+    assert steps == 12 and "more steps might" in notes[1]
 
 
 def test_scores_that_metrics_lack_are_those_of_the_checkpoint(finished, tmp_path):

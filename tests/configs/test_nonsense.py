@@ -101,7 +101,8 @@ def trials(key: str, value: Any) -> list[Any]:
     """Values to try for a key that has a sensible one."""
     kind = type(value)
     is_duration = kind is str and ("steps" in key or key == "eval_offset")
-    durations = DURATIONS if is_duration and key != "profile_steps" else []
+    others = "profile_steps", "steps_of"  # a range, and a workdir
+    durations = DURATIONS if is_duration and key not in others else []
     return [*WRONG[kind], *durations, *EMPTY.get(kind, ())]
 
 

@@ -136,6 +136,12 @@ def test_the_targets_that_mlperf_asks_for_are_accepted(name, tmp_path):
     assert min(changes.values()) > 0.01
 
 
+def test_mlperf_needs_something_to_evaluate(tmp_path):
+    keys = {"eval_holdout": "none", "mlperf": {"format": "v0.5"}}
+    with pytest.raises(ConfigError, match="config.eval_holdout='none' leaves no evaluation"):
+        check_mlperf(load("ncf"), str(tmp_path), **keys)
+
+
 def check_mlperf(config, workdir, **changes):
     config.update({"mlperf": {"org": "x", "format": "mllog"}, "stop_at_target": True})
     config.update(changes)
