@@ -182,6 +182,9 @@ class Benchmark(abc.ABC):
     # --- What it may have; the defaults suit most.
 
     unit: str = "examples"  # the name of the examples in reports, such as "images"
+    # The value of the config because of which nothing is held out, "config.eval_holdout='none'":
+    # "eval" is never opened, and a run only trains. "" where there is something to evaluate.
+    no_evaluation: str = ""
     groups: Mapping[str, Group] = {
         "decayed": Group(decayed=True),
         "not decayed": Group(),

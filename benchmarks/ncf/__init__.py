@@ -112,6 +112,8 @@ class Ncf(Benchmark):
         self.targets = (Target(f"hr_at_{ranking.TOP}", settings.target),)
         self.settings, self._cache_dir = settings, cache_dir
         self.holdout = Holdout.parse(settings.eval_holdout, settings.seed)
+        if self.holdout.rule == "none":
+            self.no_evaluation = "config.eval_holdout='none'"
 
     @property
     def model(self) -> models.NeuMF:
@@ -244,7 +246,7 @@ class Ncf(Benchmark):
                 f"users are ranked, {(held & ~past).sum():,} have no rows before and are not; "
                 f"{new.sum():,} rows are of items that nobody chose before"
             ]
-        if not self.default_patience:
+        if not (self.default_patience and evaluating):
             return notes
         return [
             *notes,
