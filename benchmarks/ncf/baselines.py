@@ -108,13 +108,17 @@ def predictions(
     popularity = matrix.sum(axis=0)
     rows: dict[str, list[dict[str, np.ndarray]]] = {name: [] for name in LABELS}
     progress, done = Progress(total), 0
-    for batch in batches:
-        real = batch.pop("mask") > 0
-        knn = (matrix[batch["user"]] @ similar).toarray()
-        both = np.broadcast_to(popularity, knn.shape), knn
-        for name, scores in zip(LABELS, both, strict=True):
-            outputs = jax.device_get(_rank(scores, batch))
-            rows[name].append({key: values[real] for key, values in outputs.items()})
-        done += int(real.sum())
-        progress.at(done, f"scoring popularity and item-kNN: {done:,} of {total:,} users")
+
+    def scored(batch: HostBatch) -> tuple[HostBatch, np.ndarray]:
+        return batch, (matrix[batch["user"]] @ similar).toarray()
+
+    with pools.Threads(pools.cores()) as pool:
+        for batch, knn in pools.ordered(pool, scored, batches, 1 + pools.cores()):
+            real = batch.pop("mask") > 0
+            both = np.broadcast_to(popularity, knn.shape), knn
+            for name, scores in zip(LABELS, both, strict=True):
+                outputs = jax.device_get(_rank(scores, batch))
+                rows[name].append({key: values[real] for key, values in outputs.items()})
+            done += int(real.sum())
+            progress.at(done, f"scoring popularity and item-kNN: {done:,} of {total:,} users")
     return rows

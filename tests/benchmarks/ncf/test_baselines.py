@@ -58,8 +58,8 @@ def test_neighbours_are_those_of_plain_loops(count, shrinkage, block, monkeypatc
 
 def test_rows_are_compared_when_both_are_transposed():
     """The nearest users of two new ones: of {0, 1} and {4}, among {0, 1}, {1, 2} and {3}."""
-    known = sparse.csr_array(np.float32([[1, 1, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 0, 1, 0]]))
-    new = sparse.csr_array(np.float32([[1, 1, 0, 0, 0], [0, 0, 0, 0, 1]]))
+    known = sparse.csr_array(np.array([[1, 1, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 0, 1, 0]], "f4"))
+    new = sparse.csr_array(np.array([[1, 1, 0, 0, 0], [0, 0, 0, 0, 1]], "f4"))
     near = baselines.neighbours(known.T, new.T, count=2, shrinkage=0)
     np.testing.assert_allclose(near.toarray(), [[1, 0.5, 0], [0, 0, 0]], rtol=1e-6)
 
@@ -101,7 +101,7 @@ def test_baselines_are_ranked_as_the_model_is(protocol, block, folder, monkeypat
     """A baseline of a part of the ratings knows that part, and ranks what the model ranks."""
     monkeypatch.setattr(baselines, "NEIGHBOURS", 3)
     monkeypatch.setattr(baselines, "_SCORES", block)
-    benchmark = opened(benchmarks.load(configuration(folder, **protocol), ""))
+    benchmark: Any = opened(benchmarks.load(configuration(folder, **protocol), ""))
     data, complete = benchmark.data, benchmark.complete
     assert (data is complete) == ("train_fraction" not in protocol)
     matrix = np.zeros((data.num_users, data.num_items))
@@ -131,7 +131,7 @@ def test_baselines_are_ranked_as_the_model_is(protocol, block, folder, monkeypat
 
 
 def test_baselines_are_computed_once_for_a_protocol(folder, tmp_path, monkeypatch):
-    def make(**overrides: Any):
+    def make(**overrides: Any) -> Any:
         return opened(benchmarks.load(configuration(folder, **overrides), str(tmp_path)))
 
     first = make().baselines
@@ -144,7 +144,7 @@ def test_baselines_are_computed_once_for_a_protocol(folder, tmp_path, monkeypatc
         with pytest.raises(TypeError):
             _ = make(**other).baselines
     for without in ({"mlperf": {"format": "v0.5"}}, {"dataset": "fake"}):
-        benchmark = opened(benchmarks.load(configuration(folder, **without), str(tmp_path)))
+        benchmark: Any = opened(benchmarks.load(configuration(folder, **without), str(tmp_path)))
         rows = [{"user": np.arange(2), "hr_at_10": np.ones(2), "ndcg_at_10": np.ones(2)}]
         assert benchmark.score(iter(rows)) == {"hr_at_10": 1, "ndcg_at_10": 1}
 
