@@ -218,6 +218,8 @@ class Trainer:
     def conclude(self, step: int) -> None:
         """Says how the run ended, where its results are and what it took."""
         self.reporter.say(f"finished: {self.stopping.result(step)}")
+        for note in self.stopping.notes():
+            self.reporter.say(f"NOTE {note}")
         files = {"checkpoints": "checkpoints/", "metrics": "metrics.jsonl"}
         files |= {"learning curves": "learning_curves.png"} if self.evaluating else {}
         for what, name in files.items():

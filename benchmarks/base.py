@@ -273,6 +273,14 @@ class Benchmark(abc.ABC):
         """The scores that the line of an evaluation shows; files keep all of them."""
         return scores
 
+    def score_notes(self, scores: Mapping[str, float]) -> list[str]:
+        """Sentences about the final scores, such as that something simple is as good.
+
+        `scores` are of the best evaluation of a run, or of the evaluated checkpoint; they may lack
+        some that other versions had. No data need be open.
+        """
+        return []
+
     def run_notes(self, norm_examples: int, evaluating: bool) -> list[str]:
         """Sentences about the data that a user should know before training.
 

@@ -39,6 +39,12 @@ def hr_and_ndcg(rank: jax.Array) -> tuple[jax.Array, jax.Array]:
     return hit, hit * math.log(2) / jnp.log(rank.astype(jnp.float32) + 2)
 
 
+def sampled_ranking(scores: jax.Array, items: jax.Array) -> dict[str, jax.Array]:
+    """{"hr_at_10": f32[b], "ndcg_at_10": f32[b]} of the first of items i32[b, n] by f32[b, n]."""
+    hit, gain = hr_and_ndcg(ranks(scores, items))
+    return {f"hr_at_{TOP}": hit, f"ndcg_at_{TOP}": gain}
+
+
 def full_ranking(scores: jax.Array, chosen: jax.Array, relevant: jax.Array) -> dict[str, jax.Array]:
     """Ranks all items for one user, and scores the ranking at each of `CUTS`.
 

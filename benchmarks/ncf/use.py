@@ -14,6 +14,7 @@ import optax
 
 from benchmarks.base import span
 from benchmarks.exhibits import csv_file, even_groups
+from benchmarks.ncf.baselines import NEIGHBOURS
 from benchmarks.ncf.names import NAMES, TITLES, Finder, read_names
 from benchmarks.ncf.ranking import TOP
 from benchmarks.ncf.ratings import Interactions
@@ -114,8 +115,13 @@ class NcfUses(Items):
         return np.append(items, held_out)
 
     def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
-        """How well items are ranked that few or many users have rated."""
-        return [popularity(self._benchmark.data, by_user(rows))]
+        """The model beside the baselines, and how it ranks items that few or many have rated."""
+        benchmark, every = self._benchmark, list(rows)
+        shown = [popularity(benchmark.data, by_user(every))]
+        if benchmark.baselines:
+            own = {"model": benchmark.own_scores(iter(every))}
+            shown.insert(0, comparison({**own, **benchmark.baselines}))
+        return shown
 
 
 def fit_vector(
@@ -167,6 +173,20 @@ def activity_scores(
         name = f"users with {span(activity[users], 'rating')}"
         scores[name] = float(hit[users].mean()), len(users)
     return scores
+
+
+def comparison(scores: Mapping[str, Mapping[str, float]]) -> Exhibit:
+    """All scores of the model and the baselines, by their names."""
+    (first, *_), columns = scores.values(), ["score", *scores]
+    rows = [[name, *(f"{x[name]:.4f}" for x in scores.values())] for name in first]
+    return Exhibit(
+        title="Is it better than something simple?",
+        text="The same rankings by the number of users who chose an item, and by the similarity of "
+        f"items: each of a user's items counts for the {NEIGHBOURS} most similar ones.",
+        columns=[name.replace("_", " ") for name in columns],
+        rows=[[name.replace("_", " "), *values] for name, *values in rows],
+        files={"baselines.csv": csv_file(columns, rows)},
+    )
 
 
 def popularity(data: Interactions, columns: Mapping[str, np.ndarray]) -> Exhibit:

@@ -100,6 +100,8 @@ def _notes(record: Record, examined: Examined) -> list[str]:
     ]
     notes += [f"Its other scores: {', '.join(others)}."] if others else []
     then = record.history.scores().get(examined.step, {})
+    remarks = record.benchmark.score_notes(examined.scores or then)
+    notes += [f"{remark[:1].upper()}{remark[1:]}." for remark in remarks]
     for metric in targets:
         if abs(then.get(metric, math.nan) - examined.scores.get(metric, math.nan)) > 1e-6:
             notes.append(
