@@ -219,7 +219,9 @@ def test_sizes_are_as_declared_or_ml_20ms():
         ({"mlp_layers": (7, 6, 2)}, "config.mlp_layers=(7, 6, 2): the first width must be even"),
         ({"num_users": 9, "num_items": 9, "num_ratings": 9}, "config.num_ratings=9: must be more"),
         ({"num_users": 5}, "config.num_users=5, config.num_items=0"),
-        ({"eval_holdout": "newest"}, "config.eval_holdout='newest': must be one of 'latest', 'ran"),
+        ({"eval_holdout": "newest"}, "config.eval_holdout='newest': must be latest, random, none"),
+        ({"eval_holdout": "date"}, "--config.eval_negatives=all"),
+        ({"eval_negatives": "some"}, "config.eval_negatives='some'"),
     ],
 )
 def test_values_that_cannot_work_are_refused(overrides, says):
@@ -306,6 +308,7 @@ def test_the_hit_rate_by_popularity():
     items = np.minimum(draw.geometric(0.08, 900) - 1, 49).astype(np.int32)
     held_out = np.minimum(draw.geometric(0.08, 200) - 1, 49).astype(np.int32)
     data: Any = types.SimpleNamespace(items=items, num_items=50, held_out=held_out)
+    data.num_users, data.held_starts = 200, np.arange(201)
     columns = {"hr_at_10": draw.integers(0, 2, 200).astype(np.float32)}
     columns["ndcg_at_10"] = columns["hr_at_10"] * draw.random(200).astype(np.float32)
     users = draw.permutation(200)  # two hosts give the users in another order
