@@ -275,6 +275,7 @@ V05 = {"format": "v0.5"}
         ({"mlperf": {"format": "mllog"}}, r"format='mllog'.*'v0\.5'"),
         ({"optimizer": "sgd"}, r"optimizer='sgd'"),
         ({"eval_holdout": "random"}, r"eval_holdout='random'.*'latest'"),
+        ({"eval_negatives": "all"}, r"eval_negatives='all'"),
     ],
 )
 def test_logs_that_mlperf_has_not(overrides, words, tmp_path, clock):
