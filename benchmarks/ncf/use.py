@@ -126,13 +126,13 @@ class NcfUses(Items):
         """
         data = self._benchmark.data
         starts, raters = self._raters
-        users = np.concatenate([raters[starts[i] : starts[i + 1]] for i in {*history}])
-        shared = np.bincount(users, minlength=data.num_users)
+        of_items = [raters[starts[i] : starts[i + 1]] for i in {*history}]
+        if not any(map(len, of_items)):
+            return None
+        shared = np.bincount(np.concatenate(of_items), minlength=data.num_users)
         cosine = shared / np.sqrt(np.maximum(np.diff(data.starts), 1))  # up to a factor
         nearest = np.argsort(-cosine, kind="stable")[:_NEIGHBOURS]
         weights = np.float32(cosine[nearest])
-        if not weights.any():
-            return None
         vector = weights @ params["users"]["embedding"][nearest] / weights.sum()
         draw = np.random.default_rng(0)
         positives = draw.choice(history, (_STEPS, _POSITIVES))

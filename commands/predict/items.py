@@ -171,8 +171,8 @@ class Recommender:
         """Says how many users of the model were served as newcomers."""
         if self._untrained:
             say(
-                f"NOTE the model was not trained on {self._untrained:,} of the users, whose items "
-                "are all held out: they count as new users with these items"
+                f"NOTE the model was trained on no item of {self._untrained:,} of the users: they "
+                "count as new users with the items that are held out"
             )
 
     def similar(self, lines: Iterable[Line]) -> Iterator[Row]:
