@@ -323,7 +323,7 @@ class Items(Uses, abc.ABC):
 
         A user's is [vector, 1] @ the matrix. The inner product with an item's is nearly a number
         that rises with the item's score. The last number of all users' is 1. The cosine of the
-        others says how similar two items are.
+        others says how similar two items are. CheckpointError if the weights are not finite.
         """
 
     @abc.abstractmethod

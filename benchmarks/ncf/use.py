@@ -81,6 +81,8 @@ class NcfUses(Items):
         has measurements. The numbers of users have a mean of 0 and a variance of 1, and no
         correlation: so the cosine of two items is the correlation of their fitted logits.
         """
+        if not all(np.isfinite(x).all() for x in jax.tree.leaves(params)):
+            raise CheckpointError("the model's weights are not finite: its run has diverged")
         trained = np.flatnonzero(np.diff(self._benchmark.data.starts))
         vectors = params["users"]["embedding"][trained[:: -(-len(trained) // _FITTED)]]
         mean, root = vectors.mean(0), len(vectors) ** 0.5

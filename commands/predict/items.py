@@ -64,8 +64,10 @@ def run(request: Request, options: Options, model: model_source.Model) -> int:
         flag = f"--vectors={options.vectors}" if options.vectors else f"--similar={options.similar}"
         raise ConfigError(f"{flag}: users, --similar and --vectors are asked for one at a time")
     if options.vectors:
-        if request.out:
-            raise ConfigError(f"--out={request.out}: --vectors writes into its own folder alone")
+        if request.out or request.format or "top" in request.options:
+            raise ConfigError(
+                "--vectors writes all into its folder, without --out, --format, --top"
+            )
         _check_vectors(locations.check_path(options.vectors, "--vectors"))
     users = read_lines(request.sources, "", request.out)
     others = options.items or options.similar
@@ -204,6 +206,8 @@ class Recommender:
         self.say_untrained()
         if unknown := sum(vector is None for vector in own):
             say(f"NOTE {_NOBODY} an item of {unknown:,} users: they have the users' mean vector")
+        if unknown := int((~self._uses.is_trained()).sum()):
+            say(f"NOTE {_NOBODY} {unknown:,} of the items: their vectors say little")
         users = users @ matrix[:-1] + matrix[-1]
         for table, finder, title in ((users, self._users, "name"), (items, self.items, "title")):
             file = io.BytesIO()

@@ -306,6 +306,7 @@ def test_similar_items_are_those_of_the_vectors_for_search_engines(call, model, 
     assert shown[0] == "similar to 35: Heat\n" and len(shown) == 12
 
 
+@pytest.mark.parametrize("model", ["none"], indirect=True)
 def test_vectors_are_of_all_users_and_items_in_the_order_of_the_lists(call, model, named, tmp_path):
     benchmark, params = model
     folder = tmp_path / "vectors"
@@ -366,7 +367,7 @@ def test_mistakes(model, capsys, tmp_path):
         (["--user=8", "--beams=2"], "it has --user, --items, --similar, --vectors, --top"),
         (["--user=8", "--similar=5"], "--similar=5"),
         (["--vectors=new", "--similar=5"], "--vectors=new"),
-        ([f"--vectors={tmp_path}", "--out=x.csv"], "--out=x.csv"),
+        ([f"--vectors={tmp_path}", "--out=x.csv"], "without --out"),
         ([f"--vectors={tmp_path}"], f"{tmp_path} has a file items.csv"),
         (["--user=8", "--data_dir=/gone"], "no ratings in '/gone'"),
         (["--user=8", f"--data_dir={tmp_path}"], "have other users or items than ncf"),
