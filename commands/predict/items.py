@@ -64,10 +64,8 @@ def run(request: Request, options: Options, model: model_source.Model) -> int:
         flag = f"--vectors={options.vectors}" if options.vectors else f"--similar={options.similar}"
         raise ConfigError(f"{flag}: users, --similar and --vectors are asked for one at a time")
     if options.vectors:
-        if request.out or request.format or "top" in request.options:
-            raise ConfigError(
-                "--vectors writes all into its folder, without --out, --format, --top"
-            )
+        if request.out or "top" in request.options:
+            raise ConfigError("--vectors writes all into its folder, without --out and --top")
         _check_vectors(locations.check_path(options.vectors, "--vectors"))
     users = read_lines(request.sources, "", request.out)
     others = options.items or options.similar
