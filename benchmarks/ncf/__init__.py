@@ -351,7 +351,7 @@ class Ncf(Benchmark):
 
         facts = self.data.checksum, self.complete.checksum, settings.eval_negatives, settings.seed
         path = f"{self._cache_dir}/baselines" if self._cache_dir else ""
-        key = json.dumps([*facts, names, baselines.VERSION])
+        key = json.dumps([*facts, names, baselines.NEIGHBOURS, baselines.SHRINKAGE])
         values = caches.cached_arrays(baselines.Scores, path, key, compute).values.tolist()
         return {
             baseline: dict(zip(names, scores, strict=True))
