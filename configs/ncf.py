@@ -28,9 +28,11 @@ def get_config() -> ml_collections.ConfigDict:
     config.num_items = 0
     config.num_ratings = 0
     config.train_negatives = 4  # for each positive; others in each epoch
-    # Which item of each user is held out and ranked: 'latest', or 'random' (drawn with the seed).
+    # Which items are held out and ranked: the 'latest' of each user, a 'random' one (drawn with the
+    # seed), all from a 'date' on ('2018-05-31'; 'date' or '20%': the newest rows), or 'none'.
     config.eval_holdout = "latest"
-    config.eval_negatives = 999  # that the held-out item is ranked among
+    # That the held-out item is ranked among; 'all': that the user does not train on.
+    config.eval_negatives = ml_collections.FieldReference(999, field_type=object)
 
     # Model.
     config.gmf_dim = 64

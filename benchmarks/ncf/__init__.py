@@ -2,8 +2,12 @@
 
 This file joins the other files of this folder into a benchmark: `ratings` reads MovieLens' files
 and indexes them, `names` finds users and items by name, `input_pipeline` draws batches, `models` is
+<<<<<<< HEAD
 NeuMF and its ranking, `use` recommends and exports, `growth` begins with a model of an earlier
 table, `mlperf` has the rules of MLPerf.
+=======
+NeuMF, `ranking` scores rankings, `use` recommends and exports, `mlperf` has the rules of MLPerf.
+>>>>>>> main
 """
 
 from __future__ import annotations
@@ -19,9 +23,13 @@ import numpy as np
 import optax
 
 from benchmarks.base import Benchmark, HostBatch, Identity, Model, Spec, Target, Terms, mean_scores
+<<<<<<< HEAD
 from benchmarks.ncf import growth, models
+=======
+from benchmarks.ncf import models, ranking
+>>>>>>> main
 from benchmarks.ncf.input_pipeline import NegativeSampler
-from benchmarks.ncf.ratings import ML_20M, TARGET, Interactions, load_interactions
+from benchmarks.ncf.ratings import ML_20M, TARGET, Holdout, Interactions, day, load_interactions
 from benchmarks.ncf.use import NcfUses, activity_scores
 from benchmarks.uses import Uses
 from common.errors import CheckpointError, ConfigError, DataError
@@ -41,12 +49,12 @@ class Settings:
     num_items: Annotated[int, "[0, 2147483647]"]
     num_ratings: Count
     train_negatives: Annotated[int, "[1, 10000]"]
-    eval_negatives: Annotated[int, "[10, 1e6]"]
+    eval_negatives: Annotated[int, "[10, 1e6]"] | Literal["all"]
     gmf_dim: Annotated[int, "[1, 65536]"]
     mlp_layers: Annotated[tuple[Annotated[int, "[1, 65536]"], ...], "[1, 100]"]
     target: Share
     dataset: Literal["", "fake"] = ""
-    eval_holdout: Literal["latest", "random"] = "latest"
+    eval_holdout: str = "latest"
 
 
 def make(config: Any, cache_dir: str) -> Ncf:
@@ -57,6 +65,12 @@ def make(config: Any, cache_dir: str) -> Ncf:
         raise ConfigError(
             f"config.mlp_layers={layers}: the first width must be even, because half of it is the "
             "user's"
+        )
+    if Holdout.parse(settings.eval_holdout, 0).rule == "date" and settings.eval_negatives != "all":
+        raise ConfigError(
+            f"config.eval_holdout={settings.eval_holdout!r} holds out several items of a user, "
+            f"and config.eval_negatives={settings.eval_negatives} ranks one: give "
+            "--config.eval_negatives=all"
         )
     if len({bool(values[key]) for key in ML_20M}) > 1:
         sizes = ", ".join(f"config.{key}={values[key]}" for key in ML_20M)
@@ -69,9 +83,15 @@ def make(config: Any, cache_dir: str) -> Ncf:
     return Ncf(settings, cache_dir)
 
 
-def stopping(target: float, sizes: Mapping[str, int]) -> tuple[float, int]:
-    """(target, patience) on ratings of these sizes; MLPerf's target counts on ml-20m alone."""
-    return (0.0, _PATIENCE) if target == TARGET and sizes != ML_20M else (target, 0)
+def stopping(values: Mapping[str, Any], sizes: Mapping[str, int]) -> tuple[float, int]:
+    """(target, patience) of a config on ratings of these sizes.
+
+    MLPerf's target counts for its own rankings of ml-20m alone.
+    """
+    is_sampled = values["eval_negatives"] != "all"
+    if values["target"] != TARGET or (sizes == ML_20M and is_sampled):
+        return values["target"], 0
+    return 0.0, _PATIENCE
 
 
 def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,7 +100,7 @@ def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, A
         return values
     positives = manifest["num_train_examples"] // (1 + values["train_negatives"])
     counts = users, manifest["num_items"], positives + users
-    target, patience = stopping(values["target"], dict(zip(ML_20M, counts, strict=True)))
+    target, patience = stopping(values, dict(zip(ML_20M, counts, strict=True)))
     patience = values["patience"] or patience * values["stop_at_target"]
     return {**values, "target": target, "patience": patience}
 
@@ -98,9 +118,13 @@ class Ncf(Benchmark):
     complete: Interactions  # the same without `config.train_fraction`, for the evaluation
 
     def __init__(self, settings: Settings, cache_dir: str):
-        self.targets = (Target(f"hr_at_{models.TOP}", settings.target),)
+        self.targets = (Target(f"hr_at_{ranking.TOP}", settings.target),)
         self.settings, self._cache_dir = settings, cache_dir
+<<<<<<< HEAD
         self._matches: dict[str, dict[str, growth.Match]] = {}  # with the model of a folder
+=======
+        self.holdout = Holdout.parse(settings.eval_holdout, settings.seed)
+>>>>>>> main
 
     @property
     def model(self) -> models.NeuMF:
@@ -118,8 +142,7 @@ class Ncf(Benchmark):
         if hasattr(self, "data"):
             return self.num_examples(split)
         cache = f"{self._cache_dir}/interactions" if self._cache_dir else ""
-        seed = settings.seed if settings.eval_holdout == "random" else None
-        data = load_interactions(settings.data_dir, settings.min_ratings, cache, seed)
+        data = load_interactions(settings.data_dir, settings.min_ratings, cache, self.holdout)
         sizes = _sizes(data)
         for key, size in sizes.items():
             if getattr(settings, key) not in (0, size):
@@ -137,7 +160,7 @@ class Ncf(Benchmark):
                 f"{settings.data_dir} makes {epoch:,} examples per epoch, more than 2^31: set a "
                 "smaller --config.train_negatives"
             )
-        target, self.default_patience = stopping(settings.target, sizes)
+        target, self.default_patience = stopping(vars(settings), sizes)
         self.targets, self.data = (Target(self.targets[0].metric, target),), data
         if self._cache_dir:
             growth.keep(self._row_names, self._cache_dir)
@@ -151,7 +174,8 @@ class Ncf(Benchmark):
     def _samplers(self) -> dict[str, NegativeSampler]:
         """By split; a model of a part of the ratings ranks the same items as one of all."""
         keys = self.settings
-        rules = keys.seed, keys.train_negatives, keys.eval_negatives
+        ranked = 0 if keys.eval_negatives == "all" else keys.eval_negatives
+        rules = keys.seed, keys.train_negatives, ranked
         train = NegativeSampler(self.data, *rules)
         return {
             "train": train,
@@ -159,10 +183,12 @@ class Ncf(Benchmark):
         }
 
     def num_examples(self, split: str) -> int:
-        return self._count(split, _sizes(self.data))
+        if split == "eval":
+            return len(self.complete.evaluated)
+        return self.data.num_positives * (1 + self.settings.train_negatives)
 
     def declared_examples(self, split: str) -> int:
-        return self._count(split, vars(self.settings))
+        return 0 if self.holdout.rule == "date" else self._count(split, vars(self.settings))
 
     def collected(self, count: int) -> tuple[float, str]:
         return count / (1 + self.settings.train_negatives), "ratings"
@@ -174,20 +200,26 @@ class Ncf(Benchmark):
         return self.declared_examples(split) or self._count(split, ML_20M)
 
     def _count(self, split: str, sizes: Mapping[str, int]) -> int:
-        """Examples in `split` of ratings; one of each user is held out."""
-        users, ratings = sizes["num_users"], sizes["num_ratings"]
-        return users if split == "eval" else (ratings - users) * (1 + self.settings.train_negatives)
+        """Examples in `split` of ratings, of which one of each user is held out, or none is."""
+        held = 0 if self.holdout.rule == "none" else sizes["num_users"]
+        rest = sizes["num_ratings"] - held
+        return held if split == "eval" else rest * (1 + self.settings.train_negatives)
 
     @property
     def metadata(self) -> dict[str, Any]:
-        is_random = self.settings.eval_holdout == "random"
+        rule, settings = self.holdout.rule, self.settings
+        details = {"random": f", config.seed={settings.seed}", "date": f", {settings.eval_holdout}"}
         return {
             "num_users": self.model.num_users,
             "num_items": self.model.num_items,
             "rows_of_tables": "users with enough ratings, and the items they rated, by id",
             "rows_digest": self.data.rows_digest,
+<<<<<<< HEAD
             "names_digest": growth.digest(self._row_names),
             "held_out": f"random, config.seed={self.settings.seed}" if is_random else "latest",
+=======
+            "held_out": rule + details.get(rule, ""),
+>>>>>>> main
         }
 
     def identity(self, split: str) -> Identity:
@@ -205,6 +237,9 @@ class Ncf(Benchmark):
         shapes: dict[str, tuple[tuple[int, ...], Any]] = {"user": ((), np.int32)}
         if split == "train":
             shapes |= {"item": ((), np.int32), "label": ((), np.bool_), "id": ((), np.int32)}
+        elif self.settings.eval_negatives == "all":
+            bits: Any = (-(-self.model.num_items // 8),), np.uint8
+            shapes |= {"chosen": bits, "relevant": bits, "mask": ((), np.float32)}
         else:
             candidates = 1 + self.settings.eval_negatives
             shapes |= {"items": ((candidates,), np.int32), "mask": ((), np.float32)}
@@ -226,12 +261,23 @@ class Ncf(Benchmark):
         return [self._samplers["train"].describe(i) for i in ids]
 
     def run_notes(self, norm_examples: int, evaluating: bool) -> list[str]:
+        notes, data = [], self.complete
+        if self.holdout.rule == "date":
+            held, past = np.diff(data.held_starts) > 0, np.diff(data.starts) > 0
+            new = np.isin(data.held_out, data.items, invert=True)
+            notes = [
+                f"config.eval_holdout={self.settings.eval_holdout}: {len(data.held_out):,} rows "
+                f"are held out, those from {day(int(data.held_from))} on; {(held & past).sum():,} "
+                f"users are ranked, {(held & ~past).sum():,} have no rows before and are not; "
+                f"{new.sum():,} rows are of items that nobody chose before"
+            ]
         if not self.default_patience:
-            return []
+            return notes
         return [
+            *notes,
             f"the target of {TARGET} is for ml-20m, and these are other ratings: with "
             f"config.stop_at_target the run ends when {self.default_patience} evaluations brought "
-            "no better score; --config.patience and --config.target change that"
+            "no better score; --config.patience and --config.target change that",
         ]
 
     def host_bytes(
@@ -247,6 +293,10 @@ class Ncf(Benchmark):
         batch = {"user": draw.integers(0, users, shapes["user"])}
         if "items" in spec:  # to rank, the first of them held out
             return batch | {"items": draw.integers(0, items, shapes["items"])}
+        if "chosen" in spec:
+            relevant = np.zeros(shapes["relevant"], np.uint8)
+            relevant[:, 0] = 128  # the first item
+            return batch | {"chosen": np.zeros_like(relevant), "relevant": relevant}
         rated = draw.random(shapes["label"]) < 1 / (1 + self.settings.train_negatives)
         return batch | {"item": draw.integers(0, items, shapes["item"]), "label": rated}
 
@@ -297,18 +347,45 @@ class Ncf(Benchmark):
     def predict(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]
     ) -> dict[str, jax.Array]:
-        """Each user, whether the held-out item is among the first 10, and its gain there."""
-        scores = self.logits(params, batch["user"], batch["items"])
-        hit, gain = models.hr_and_ndcg(models.ranks(scores, batch["items"]))
-        hits = {f"hr_at_{models.TOP}": hit, f"ndcg_at_{models.TOP}": gain}
-        return {"user": batch["user"], **hits}
+        """Each user, and the scores of the ranking: see `ranking`."""
+        users = batch["user"]
+        if "items" in batch:
+            scores = self.logits(params, users, batch["items"])
+            hit, gain = ranking.hr_and_ndcg(ranking.ranks(scores, batch["items"]))
+            hits = {f"hr_at_{ranking.TOP}": hit, f"ndcg_at_{ranking.TOP}": gain}
+            return {"user": users, **hits}
+        logits = self.model.of_all_items(params)
+
+        def rank(row: tuple[jax.Array, ...]) -> dict[str, jax.Array]:
+            vector, chosen, relevant = row
+            return ranking.full_ranking(logits(vector), chosen, relevant)
+
+        rows = params["users"]["embedding"][users], batch["chosen"], batch["relevant"]
+        return {"user": users, **jax.lax.map(rank, rows, batch_size=self.model.users_at_once)}
 
     @property
     def score_names(self) -> tuple[str, ...]:
-        return f"hr_at_{models.TOP}", f"ndcg_at_{models.TOP}"
+        first = f"hr_at_{ranking.TOP}", f"ndcg_at_{ranking.TOP}"
+        if self.settings.eval_negatives != "all":
+            return first
+        kinds = "hr", "ndcg", "recall", "mrr", "map", "coverage", "popular_share"
+        names = [f"{kind}_at_{cut}" for cut in ranking.CUTS for kind in kinds]
+        return (*first, *(name for name in names if name not in first))
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
-        return mean_scores({k: x for k, x in row.items() if k != "user"} for row in rows)
+        every = list(rows)
+        shares = ({k: x for k, x in row.items() if k not in ("user", "top")} for row in every)
+        scores = mean_scores(shares)
+        if self.settings.eval_negatives == "all":
+            top = np.concatenate([row["top"] for row in every])
+            counts = np.bincount(self.complete.items, minlength=self.complete.num_items)
+            scores |= ranking.breadth(top, counts)
+        return scores
+
+    def headline(self, scores: Mapping[str, float]) -> Mapping[str, float]:
+        """HR and NDCG, and of full rankings the coverage, at 10."""
+        shown = [f"{kind}_at_{ranking.TOP}" for kind in ("hr", "ndcg", "recall", "coverage")]
+        return {name: scores[name] for name in shown if name in scores}
 
     def group_scores(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, tuple[float, int]]:
         """The hit rate by the users' number of training ratings, in quarters of the users."""
@@ -321,5 +398,5 @@ class Ncf(Benchmark):
 
 def _sizes(data: Interactions) -> dict[str, int]:
     """The config keys that declare how large the data are, with their numbers."""
-    ratings = data.num_positives + data.num_users
-    return {"num_users": data.num_users, "num_items": data.num_items, "num_ratings": ratings}
+    users, items = data.num_users, data.num_items
+    return {"num_users": users, "num_items": items, "num_ratings": data.num_ratings}

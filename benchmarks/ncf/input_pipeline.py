@@ -31,7 +31,10 @@ _ORDER, _TRAIN, _EVAL = 11, 12, 13  # hashed with the seed, so that draws are in
 
 
 class NegativeSampler:
-    """Draws the batches of a run: positives, and for each some negatives (negative sampling)."""
+    """Draws the batches of a run: positives, and for each some negatives (negative sampling).
+
+    With 0 `eval_negatives` an evaluation has all items.
+    """
 
     def __init__(self, data: Interactions, seed: int, train_negatives: int, eval_negatives: int):
         self._data, self._seed = data, seed
@@ -42,9 +45,6 @@ class NegativeSampler:
         gaps = data.items - (np.arange(len(data.items)) - data.starts[self._users])
         self._gaps = gaps.astype(np.int32)
         self._num_negatives = (data.num_items - counts).astype(np.int32)  # of each user
-        users = np.arange(data.num_users)
-        # The position of each held-out item among the items that its user does not train on.
-        self._held_out_rank = data.held_out - self._count(data.items, users, data.held_out)
 
         @functools.lru_cache(2)  # a batch may lie in two epochs, and several threads draw batches
         def order(epoch: int) -> Permutation:
@@ -62,12 +62,14 @@ class NegativeSampler:
 
         `share` is the part of a batch that the host draws: training examples, or users.
         """
-        arrays = (self._users, self._gaps, self._num_negatives, self._held_out_rank)
+        arrays = (self._users, self._gaps, self._num_negatives)
         index = self._data.nbytes + sum(array.nbytes for array in arrays)
         if split == "train":
             batch = 100 * max(_TRAIN_PIECE, share)  # positions, hashes, bounds of the bisection
-        else:
+        elif self._eval_negatives:
             batch = 4 * share * (1 + self._eval_negatives)
+        else:
+            batch = 2 * share * self._data.num_items  # of both kinds, a byte for each item
         return index, ((os.cpu_count() or 1) + 2) * batch
 
     def train_batches(
@@ -86,15 +88,27 @@ class NegativeSampler:
                 yield {name: values[first : first + share] for name, values in piece.items()}
 
     def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
-        """Every user once, with the items to rank."""
-        total, share = self._data.num_users, batch_size // num_shards
+        """Every user who is ranked once, with the items to rank, or bits of those of the user."""
+        ranked, share, data = self._data.evaluated, batch_size // num_shards, self._data
 
         def draw(rows: range) -> HostBatch:
-            users = np.asarray(rows, np.int32)
-            batch = {"user": users, "items": self.candidates(users)}
+            users = ranked[rows.start : rows.stop]
+            if self._eval_negatives:
+                batch = {"user": users, "items": self.candidates(users)}
+            else:
+                chosen = self._bits(users, data.starts, data.items)
+                relevant = self._bits(users, data.held_starts, data.held_out)
+                batch = {"user": users, "chosen": chosen, "relevant": relevant}
             return decoding.pad_batch(batch, len(rows), share)
 
-        return _in_order(draw, decoding.eval_slices(total, batch_size, shard, num_shards))
+        return _in_order(draw, decoding.eval_slices(len(ranked), batch_size, shard, num_shards))
+
+    def _bits(self, users: np.ndarray, starts: np.ndarray, items: np.ndarray) -> np.ndarray:
+        """uint8[k, ceil(items / 8)]: np.packbits of which items users int32[k] have."""
+        has = np.zeros((len(users), self._data.num_items), np.bool_)
+        for row, user in zip(has, users, strict=True):
+            row[items[starts[user] : starts[user + 1]]] = True
+        return np.packbits(has, axis=1)
 
     def examples(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(epochs, examples) int64[k] at rising positions int64[k] of a run."""
@@ -122,6 +136,12 @@ class NegativeSampler:
             "id": examples.astype(np.int32),
             "host_seconds": np.full(len(positions), seconds, np.float32),
         }
+
+    @functools.cached_property
+    def _held_out_rank(self) -> np.ndarray:
+        """int32[users]: the place of the held-out item among those that are not trained on."""
+        held_out = self._data.held_out
+        return held_out - self._count(self._data.items, np.arange(len(held_out)), held_out)
 
     def candidates(self, users: np.ndarray) -> np.ndarray:
         """int32[k, 1 + negatives]: the held-out item of users int32[k], then their negatives.

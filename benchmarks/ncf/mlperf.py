@@ -37,6 +37,8 @@ def facts(run: Run) -> Facts:
     check_optimizer(run, "NCF", "adam")
     if (held_out := recipe.get("eval_holdout", "latest")) != "latest":
         raise ConfigError(f"config.eval_holdout={held_out!r}: MLPerf's NCF has 'latest' only")
+    if recipe["eval_negatives"] == "all":
+        raise ConfigError("config.eval_negatives='all': MLPerf's NCF ranks among 999 drawn items")
     values: dict[str, Any] = {
         "input_batch_size": recipe["train_batch_size"],
         "preproc_hp_min_ratings": recipe["min_ratings"],

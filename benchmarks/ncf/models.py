@@ -1,17 +1,16 @@
-"""NeuMF: generalised matrix factorisation (GMF) beside an MLP; the ranks for HR@10 and NDCG@10.
+"""NeuMF: generalised matrix factorisation (GMF) beside an MLP.
 
 The model is He et al.'s (2017, arXiv:1708.05031). As in MLPerf's TPU implementation, users have one
 table and items another, whose rows hold the embeddings of both parts, one after the other. With a
 factorisation of 64 and an MLP of 256, 256, 128, 64 it has 31,832,577 parameters on ml-20m.
 """
 
-import math
+from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-
-TOP = 10  # an item ranked among the first 10 is a hit
 
 
 class NeuMF(nn.Module):
@@ -37,26 +36,29 @@ class NeuMF(nn.Module):
         joined = jnp.concatenate([factors, hidden], -1)
         return jnp.squeeze(nn.Dense(1, kernel_init=lecun, name="logit")(joined), -1)
 
+    @property
+    def users_at_once(self) -> int:
+        """How many users are scored at once, so that a layer over all items takes about 64 MB."""
+        widest = max((1, *self.mlp_layers[1:]))
+        return max(1, (1 << 24) // (self.num_items * widest))
 
-def ranks(scores: jax.Array, items: jax.Array) -> jax.Array:
-    """i32[b]: the rank of the first item of each row by score, from 0, as MLPerf's NCF counts.
+    def of_all_items(self, params: Any) -> Callable[[jax.Array], jax.Array]:
+        """Returns a function from a user's vector f32[w] to the logits f32[items] of all items.
 
-    `scores` are f32[b, n] of `items` i32[b, n]. An item that a row has several times counts once.
-    Items with the same score as the first, and nan, rank before the first, so that a model that
-    gives all items one score hits nothing.
-    """
-    others, other_scores = jax.lax.sort((items[:, 1:], scores[:, 1:]), num_keys=1)
-    is_repeated = jnp.pad(others[:, 1:] == others[:, :-1], ((0, 0), (1, 0)))
-    counts = ~is_repeated & (others != items[:, :1])
-    is_before = ~(other_scores < scores[:, :1])
-    return jnp.sum(counts & is_before, axis=1, dtype=jnp.int32)
+        They are those of `__call__` up to rounding. The first layer is linear in the item and the
+        user, so that it needs no product for each pair.
+        """
+        items, factors = params["items"]["embedding"], self.gmf_dim
+        width, last = items.shape[1] - factors, params["logit"]
+        layers = [params[f"mlp_{i}"] for i in range(len(self.mlp_layers) - 1)]
+        kernel, weights = last["kernel"][:, 0], last["kernel"][factors:]
+        first, *others = [*layers, {"kernel": weights, "bias": last["bias"]}]
+        of_items = items[:, factors:] @ first["kernel"][width:]
 
+        def logits(vector: jax.Array) -> jax.Array:
+            hidden = of_items + vector[factors:] @ first["kernel"][:width] + first["bias"]
+            for layer in others:
+                hidden = nn.relu(hidden) @ layer["kernel"] + layer["bias"]
+            return items[:, :factors] @ (vector[:factors] * kernel[:factors]) + hidden[:, 0]
 
-def hr_and_ndcg(rank: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The terms (hit, gain) f32[b] of HR@10 and NDCG@10 for ranks i32[b] from 0.
-
-    hit is 1 for ranks below 10, else 0. gain is ln 2 / ln(rank + 2) there, the NDCG of a single
-    relevant item.
-    """
-    hit = (rank < TOP).astype(jnp.float32)
-    return hit, hit * math.log(2) / jnp.log(rank.astype(jnp.float32) + 2)
+        return logits

@@ -1,21 +1,23 @@
 """Ratings: reads them, and indexes who rated what.
 
 The files are MovieLens' CSV, DAT and zip files, u.data, and what MLPerf's convert.py makes. The
-index has each user's items to train on, and one item held out for evaluation.
+index has each user's items to train on, and those held out for evaluation.
 """
 
 import contextlib
 import dataclasses
+import datetime
 import hashlib
 import json
 import logging
 import os
+import re
 import shlex
 import zipfile
 import zlib
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal, Self
 
 import numpy as np
 import pyarrow
@@ -24,7 +26,7 @@ from pyarrow import csv
 from common import limits
 from common.data import caches, data_manifest
 from common.data.order import hash64
-from common.errors import DataError, one_line
+from common.errors import ConfigError, DataError, one_line
 from common.progress import report_progress
 from common.tensorflow import tensorflow
 from common.text import decoded
@@ -49,13 +51,69 @@ FILES = (
 # MLPerf's convert.py writes each user's latest rating there, the others into train-ratings.csv:
 # user, item and a 1 in a row, without a header or a time.
 _CONVERTED = ("train-ratings.csv", "test-ratings.csv")
-_VERSION = 1  # raise it when `index_ratings` makes other arrays from the same file
+_VERSION = 2  # raise it when `index_ratings` makes other arrays from the same file
 _HOLD_OUT = 14  # hashed with the seed; see input_pipeline.py for the other draws
 _BLOCK = 4 << 20  # bytes that are parsed at a time
 _DAT = "UserID::MovieID::Rating::Timestamp"  # the columns of ml-1m, whose file has no header
 # The columns that are read, as MovieLens or MLPerf's load.py calls them.
 _COLUMNS = (("userid", "user_id"), ("movieid", "item_id"), ("timestamp",))
 _NAMES = ["userid", "movieid", "rating", "timestamp"]  # columns of a table with tabs and no header
+
+
+@dataclasses.dataclass(frozen=True)
+class Holdout:
+    """Which rows are held out to evaluate: what `config.eval_holdout` says."""
+
+    rule: Literal["latest", "random", "date", "none"] = "latest"
+    seed: int = 0  # of "random"
+    share: float = 0.0  # of "date": this share of the newest rows; 0: those since `since`
+    since: int = 0  # seconds since 1970
+
+    @classmethod
+    def parse(cls, text: str, seed: int) -> Self:
+        """Reads the value of `config.eval_holdout`; ConfigError if it is none."""
+        if text == "latest" or text == "none":
+            return cls(text)
+        if text == "random":
+            return cls("random", seed)
+        if text == "date":
+            return cls("date", share=0.1)
+        try:
+            if text.endswith("%") and 0 < (share := float(text[:-1]) / 100) < 1:
+                return cls("date", share=share)
+            if re.match(r"\d{4}-", text):
+                date = datetime.datetime.fromisoformat(text)
+                date = date if date.tzinfo else date.replace(tzinfo=datetime.UTC)
+                return cls("date", since=int(date.timestamp()))
+        except ValueError:
+            pass
+        raise ConfigError(
+            f"config.eval_holdout={text!r}: must be latest, random, none, date (the newest 10 % of "
+            "the rows), another share such as 20%, or a date such as 2018-05-31"
+        )
+
+    def first(self, times: np.ndarray, path: str) -> int:
+        """The time of the first row that is held out by date, of rows with `times` uint32[n].
+
+        DataError if all rows are held out, or none is.
+        """
+        first = self.since
+        if self.share:
+            place = len(times) - max(1, round(self.share * len(times)))
+            first = int(np.partition(times, place)[place])
+        oldest, newest = int(times.min()), int(times.max())
+        if not oldest < first <= newest:
+            raise DataError(
+                f"config.eval_holdout: the rows of {path} are from {day(oldest)} to {day(newest)}, "
+                f"so {'all' if first <= oldest else 'none'} of them would be held out from "
+                f"{day(first)} on: give a day between them, or another share"
+            )
+        return first
+
+
+def day(seconds: int) -> str:
+    """A time since 1970 in UTC, such as 2018-05-31."""
+    return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%d}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -198,7 +256,9 @@ class Interactions:
 
     starts: np.ndarray  # int64[users + 1]; user u trains on items[starts[u]:starts[u + 1]]
     items: np.ndarray  # int32[positives], rising within each user
-    held_out: np.ndarray  # int32[users], one item of each user, which is not among `items`
+    held_starts: np.ndarray  # int64[users + 1], the same for the held-out items:
+    held_out: np.ndarray  # int32[held], rising within each user, whose `items` have none of them
+    held_from: np.ndarray  # int64[], the time of the first row that is held out by date, or 0
     user_ids: np.ndarray  # uint32[users], as in the file
     item_ids: np.ndarray  # uint32[items], as in the file
 
@@ -214,6 +274,17 @@ class Interactions:
     def num_positives(self) -> int:
         """Pairs of a user and an item to train on."""
         return len(self.items)
+
+    @property
+    def num_ratings(self) -> int:
+        """Pairs of a user and an item."""
+        return len(self.items) + len(self.held_out)
+
+    @property
+    def evaluated(self) -> np.ndarray:
+        """int32[e], rising: the users who are ranked, who have held-out items and others."""
+        has_both = (np.diff(self.held_starts) > 0) & (np.diff(self.starts) > 0)
+        return np.flatnonzero(has_both).astype(np.int32)
 
     def only(self, kept: np.ndarray) -> "Interactions":
         """The same users and items with only the positives of `kept`, bool[positives]."""
@@ -246,38 +317,38 @@ class Interactions:
 
 
 def load_interactions(
-    data_dir: str, min_ratings: int, cache: str, seed: int | None = None
+    data_dir: str, min_ratings: int, cache: str, holdout: Holdout = Holdout()
 ) -> Interactions:
     """Indexes the ratings in a folder, or takes the index from `cache` if nothing has changed.
 
-    The name of the file, its size, its time of modification (in seconds), `min_ratings` and `seed`
-    decide whether the cache, a file that is local or gs://, is used; "" keeps nothing. `data_dir`
-    may also be one of `FILES`. Users with fewer than `min_ratings` are left out. `index_ratings`
-    explains `seed`.
+    The name of the file, its size, its time of modification (in seconds), `min_ratings` and
+    `holdout` decide whether the cache, a file that is local or gs://, is used; "" keeps nothing.
+    `data_dir` may also be one of `FILES`. Users with fewer than `min_ratings` are left out.
     """
     path = locate(data_dir)
     (_, size, modified), *others = caches.file_stamps(parts(path))
-    facts = {"file": path, "bytes": size, "modified": modified}
+    facts = {"file": path, "bytes": size, "modified": modified, **vars(holdout)}
     facts |= {"others": others} if others else {}
-    facts |= {} if seed is None else {"seed": seed}
     key = json.dumps(facts | {"min_ratings": min_ratings, "version": _VERSION})
     return caches.cached_arrays(
-        Interactions, cache, key, lambda: index_ratings(read(path), min_ratings, path, seed)
+        Interactions, cache, key, lambda: index_ratings(read(path), min_ratings, path, holdout)
     )
 
 
 def index_ratings(
-    raw: Ratings, min_ratings: int, path: str, seed: int | None = None
+    raw: Ratings, min_ratings: int, path: str, holdout: Holdout = Holdout()
 ) -> Interactions:
     """Indexes ratings, whose order does not matter; `path` is the file, for messages.
 
-    A user's repeated rating of an item counts once, with its latest time. If a user's last ratings
-    have the same time, the one of the item with the largest id is the latest. Without a seed each
-    user's latest item is held out; with one, each of a user's items is equally likely to be.
+    A user's repeated rating of an item counts once: with its latest time, or with the earliest if
+    items are held out by date, as the user knew the item since then. If a user's last ratings have
+    the same time, the one of the item with the largest id is the latest. Of random ones, each of a
+    user's items is equally likely to be held out.
     """
     user_ids, users = np.unique(raw.users, return_inverse=True)
     item_ids, items = np.unique(raw.items, return_inverse=True)
-    pairs, times = _sort_pairs(users * np.int64(len(item_ids)) + items, raw.times, path)
+    pairs = users * np.int64(len(item_ids)) + items
+    pairs, times = _sort_pairs(pairs, raw.times, path, earliest=holdout.rule == "date")
     users, items = np.divmod(pairs, len(item_ids))
     del pairs
     counts = np.bincount(users, minlength=len(user_ids))
@@ -298,28 +369,47 @@ def index_ratings(
             "so no item is left as a negative example: use a larger data set"
         )
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
-    if seed is not None:  # draws depend on ids, so that ratings of other users change none
-        times = hash64(seed, _HOLD_OUT, np.repeat(user_ids, counts), item_ids[items])
-    is_latest = np.repeat(np.maximum.reduceat(times, starts[:-1]), counts) == times
-    rows = np.where(is_latest, np.arange(len(times)), -1)
-    latest = np.maximum.reduceat(rows, starts[:-1])
-    trained = np.ones(len(items), np.bool_)
-    trained[latest] = False
-    positives, held_out = items[trained].astype(np.int32), items[latest].astype(np.int32)
-    return Interactions(starts - np.arange(len(starts)), positives, held_out, user_ids, item_ids)
+    is_held, first = np.zeros(len(items), np.bool_), 0
+    if holdout.rule == "date":
+        first = holdout.first(times, path)
+        is_held = times >= first
+    elif holdout.rule != "none":
+        if holdout.rule == "random":  # by ids, so that ratings of other users change no draw
+            times = hash64(holdout.seed, _HOLD_OUT, np.repeat(user_ids, counts), item_ids[items])
+        is_latest = np.repeat(np.maximum.reduceat(times, starts[:-1]), counts) == times
+        rows = np.where(is_latest, np.arange(len(times)), -1)
+        is_held[np.maximum.reduceat(rows, starts[:-1])] = True
+    held_starts = np.append(0, np.cumsum(is_held))[starts]
+    positives, held_out = items[~is_held].astype(np.int32), items[is_held].astype(np.int32)
+    starts = starts - held_starts
+    since = np.array(first, np.int64)
+    data = Interactions(starts, positives, held_starts, held_out, since, user_ids, item_ids)
+    if first and not len(data.evaluated):
+        raise DataError(
+            f"config.eval_holdout: no user in {path} has ratings before {day(first)} and since, so "
+            "nothing can be ranked: give another day or share, or latest"
+        )
+    return data
 
 
-def _sort_pairs(pairs: np.ndarray, times: np.ndarray, path: str) -> tuple[np.ndarray, np.ndarray]:
-    """Sorts pairs int64[n] with their times, and keeps each pair once, with its latest time."""
+def _sort_pairs(
+    pairs: np.ndarray, times: np.ndarray, path: str, earliest: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sorts pairs int64[n] with their times, and keeps each once, with its latest time.
+
+    Or with the `earliest`.
+    """
     if (pairs[1:] > pairs[:-1]).all():
         return pairs, times
     order = np.lexsort((times, pairs))
     pairs, times = pairs[order], times[order]
-    is_last = np.append(pairs[1:] != pairs[:-1], True)
+    differs = pairs[1:] != pairs[:-1]
+    is_kept = np.append(True, differs) if earliest else np.append(differs, True)
     _log.info(
         "%s was not in the order of users and items: sorted; %d ratings repeat an item and only "
-        "the latest counts",
+        "the %s counts",
         path,
-        len(is_last) - int(is_last.sum()),
+        len(is_kept) - int(is_kept.sum()),
+        "earliest" if earliest else "latest",
     )
-    return pairs[is_last], times[is_last]
+    return pairs[is_kept], times[is_kept]

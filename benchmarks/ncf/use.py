@@ -14,8 +14,8 @@ import optax
 
 from benchmarks.base import span
 from benchmarks.exhibits import csv_file, even_groups
-from benchmarks.ncf.models import TOP
 from benchmarks.ncf.names import NAMES, TITLES, Finder, read_names
+from benchmarks.ncf.ranking import TOP
 from benchmarks.ncf.ratings import Interactions
 from benchmarks.uses import Bar, Exhibit, Items
 from common.errors import CheckpointError, DataError
@@ -70,9 +70,9 @@ class NcfUses(Items):
         return {"": make_program(self._benchmark, params, names, titles)}
 
     def scores(self, params: Any, vectors: jax.Array) -> jax.Array:
-        items = jnp.arange(params["items"]["embedding"].shape[0])[None]
-        params = {**params, "users": {"embedding": vectors}}
-        return jax.nn.sigmoid(self._benchmark.logits(params, jnp.arange(len(vectors)), items))
+        model = self._benchmark.model
+        logits = jax.lax.map(model.of_all_items(params), vectors, batch_size=model.users_at_once)
+        return jax.nn.sigmoid(logits)
 
     def finder(self, kind: Literal["user", "item"]) -> Finder:
         data, settings = self._benchmark.data, self._benchmark.settings
@@ -112,7 +112,8 @@ class NcfUses(Items):
         """The rows of the rated items, the held-out one included."""
         data = self._benchmark.complete
         items = data.items[data.starts[user] : data.starts[user + 1]]
-        return np.append(items, data.held_out[user])
+        held_out = data.held_out[data.held_starts[user] : data.held_starts[user + 1]]
+        return np.append(items, held_out)
 
     def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
         """How well items are ranked that few or many users have rated."""
@@ -148,7 +149,7 @@ def fit_vector(
 
 
 def by_user(rows: Iterable[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The outputs of `Ncf.predict` for all users, [users], in their order in the data.
+    """The outputs of `Ncf.predict` for all ranked users, in their order in the data.
 
     The order of `rows` depends on the number of hosts.
     """
@@ -162,7 +163,8 @@ def activity_scores(
     activity: np.ndarray, rows: Iterable[Mapping[str, np.ndarray]]
 ) -> dict[str, tuple[float, int]]:
     """`Ncf.group_scores` of users with so many training ratings, int64[users]."""
-    hit, scores = by_user(rows)[f"hr_at_{TOP}"].astype(np.float64), {}
+    columns, scores = by_user(rows), {}
+    hit, activity = columns[f"hr_at_{TOP}"].astype(np.float64), activity[columns["user"]]
     for users in even_groups(activity, 4):
         name = f"users with {span(activity[users], 'rating')}"
         scores[name] = float(hit[users].mean()), len(users)
@@ -170,18 +172,22 @@ def activity_scores(
 
 
 def popularity(data: Interactions, columns: Mapping[str, np.ndarray]) -> Exhibit:
-    """The hit rate by how often the held-out item was rated in training.
+    """The hit rate by how often the held-out item was rated in training; of several, the mean.
 
-    `columns` [users] are those of `by_user`.
+    `columns` are those of `by_user`.
     """
-    ratings = np.bincount(data.items, minlength=data.num_items)[data.held_out]
+    ranked, counts = columns["user"], np.diff(data.held_starts)
+    per_item = np.bincount(data.items, minlength=data.num_items)[data.held_out]
+    owners = np.repeat(np.arange(data.num_users), counts)
+    sums = np.bincount(owners, per_item, data.num_users)[ranked]
+    ratings = (sums / counts[ranked]).astype(np.int64)
     hit, gain = (columns[f"{name}_at_{TOP}"].astype(np.float64) for name in ("hr", "ndcg"))
     bars, table, mean = [], [], float(hit.mean())
     for users in even_groups(ratings, _GROUPS):
         low, high = int(ratings[users].min()), int(ratings[users].max())
         label = f"{low:,} to {high:,}" if high > low else f"{low:,}"
         bars.append(Bar(label, float(hit[users].mean()), mean, len(users)))
-        items = len(np.unique(data.held_out[users]))
+        items = len(np.unique(data.held_out[np.isin(owners, ranked[users])]))
         scores = [f"{x[users].mean():.6f}" for x in (hit, gain)]
         table.append([low, high, items, len(users), *scores])
     head = ["least_ratings", "most_ratings", "items", "users", f"hr_at_{TOP}", f"ndcg_at_{TOP}"]

@@ -118,10 +118,12 @@ def test_hosts_share_the_steps_of_a_stream(data):
 def test_bytes_of_the_index_and_of_the_batches_being_drawn(cores, threads, data, monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: cores)
     sampler = NegativeSampler(data, 0, NEGATIVES, EVAL_NEGATIVES)
-    index = data.nbytes + 4 * (2 * data.num_positives + 2 * 40)  # int32 of examples and users
+    index = data.nbytes + 4 * (2 * data.num_positives + 40)  # int32 of examples and users
     assert sampler.host_bytes("train", 10) == (index, threads * 6_553_600)
     assert sampler.host_bytes("train", 100_000) == (index, threads * 10_000_000)
     assert sampler.host_bytes("eval", 10) == (index, threads * 10 * 61 * 4)
+    ranked = NegativeSampler(data, 0, NEGATIVES, 0).host_bytes("eval", 10)
+    assert ranked == (index, threads * 10 * data.num_items * 2)
 
 
 def test_examples_are_described_with_the_ids_of_the_file():

@@ -16,7 +16,7 @@ from mlperf_compliance import tags
 
 import benchmarks
 from benchmarks import mlperf
-from benchmarks.ncf import models, use
+from benchmarks.ncf import ranking, use
 from common.errors import ConfigError, DataError
 from configs import ncf
 from tests.conftest import opened
@@ -133,7 +133,7 @@ def test_ranks_are_those_of_brute_force(levels, kinds):
     of_item = draw.integers(0, levels, kinds).astype(np.float32)
     items = draw.integers(0, kinds, (64, 100)).astype(np.int32)
     scores = of_item[items]
-    actual = np.asarray(models.ranks(jnp.asarray(scores), jnp.asarray(items)))
+    actual = np.asarray(ranking.ranks(jnp.asarray(scores), jnp.asarray(items)))
     expected = [brute_rank(s, i) for s, i in zip(scores, items, strict=True)]
     assert actual.tolist() == expected
     assert len(set(expected)) > 2
@@ -153,12 +153,12 @@ def test_ranks_are_those_of_brute_force(levels, kinds):
     ],
 )
 def test_the_rule_for_ties_and_duplicates(scores, items, rank):
-    actual = models.ranks(jnp.array([scores], jnp.float32), jnp.array([items]))
+    actual = ranking.ranks(jnp.array([scores], jnp.float32), jnp.array([items]))
     assert actual.tolist() == [rank]
 
 
 def test_hits_and_gains():
-    hit, gain = models.hr_and_ndcg(jnp.array([0, 1, 2, 9, 10, 500]))
+    hit, gain = ranking.hr_and_ndcg(jnp.array([0, 1, 2, 9, 10, 500]))
     assert hit.tolist() == [1, 1, 1, 1, 0, 0]
     expected = [1, 1 / np.log2(3), 0.5, 1 / np.log2(11), 0, 0]
     np.testing.assert_allclose(gain, expected, rtol=1e-6)
@@ -219,7 +219,9 @@ def test_sizes_are_as_declared_or_ml_20ms():
         ({"mlp_layers": (7, 6, 2)}, "config.mlp_layers=(7, 6, 2): the first width must be even"),
         ({"num_users": 9, "num_items": 9, "num_ratings": 9}, "config.num_ratings=9: must be more"),
         ({"num_users": 5}, "config.num_users=5, config.num_items=0"),
-        ({"eval_holdout": "newest"}, "config.eval_holdout='newest': must be one of 'latest', 'ran"),
+        ({"eval_holdout": "newest"}, "config.eval_holdout='newest': must be latest, random, none"),
+        ({"eval_holdout": "date"}, "--config.eval_negatives=all"),
+        ({"eval_negatives": "some"}, "config.eval_negatives='some'"),
     ],
 )
 def test_values_that_cannot_work_are_refused(overrides, says):
@@ -306,6 +308,7 @@ def test_the_hit_rate_by_popularity():
     items = np.minimum(draw.geometric(0.08, 900) - 1, 49).astype(np.int32)
     held_out = np.minimum(draw.geometric(0.08, 200) - 1, 49).astype(np.int32)
     data: Any = types.SimpleNamespace(items=items, num_items=50, held_out=held_out)
+    data.num_users, data.held_starts = 200, np.arange(201)
     columns = {"hr_at_10": draw.integers(0, 2, 200).astype(np.float32)}
     columns["ndcg_at_10"] = columns["hr_at_10"] * draw.random(200).astype(np.float32)
     users = draw.permutation(200)  # two hosts give the users in another order

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.ncf import ratings
-from common.errors import DataError
+from common.errors import ConfigError, DataError
 from common.tensorflow import tensorflow
 
 HEADER = "userId,movieId,rating,timestamp"
@@ -45,7 +45,8 @@ def write(folder, name, text):
 
 
 def load(folder, min_ratings=2, cache="", seed=None):
-    return ratings.load_interactions(str(folder), min_ratings, cache, seed)
+    holdout = ratings.Holdout() if seed is None else ratings.Holdout("random", seed)
+    return ratings.load_interactions(str(folder), min_ratings, cache, holdout)
 
 
 def reference(rows, min_ratings):
@@ -219,11 +220,88 @@ def test_each_item_is_equally_likely_to_be_held_out():
     users, items = (x.ravel().astype(np.uint32) for x in np.indices((40, 8)))
     items += users % 3  # so that nobody has rated all
     raw = ratings.Ratings(users, items, items)
-    drawn = [ratings.index_ratings(raw, 2, "", seed).held_out for seed in range(250)]
+    rules = [ratings.Holdout("random", seed) for seed in range(250)]
+    drawn = [ratings.index_ratings(raw, 2, "", rule).held_out for rule in rules]
     counts = np.bincount((drawn - np.arange(40) % 3).ravel(), minlength=8)
     assert ((counts - 1250) ** 2 / 1250).sum() < 7 + 5 * 14**0.5  # chi-squared of 7 degrees
     repeats = np.mean([a == b for a, b in zip(drawn, drawn[1:], strict=False)])
     assert repeats == pytest.approx(1 / 8, abs=0.02)
+
+
+def by_date(rows, first):
+    """{user: (items before, items since)} by the first time of each pair, a row at a time."""
+    times = defaultdict(dict)
+    for user, item, _, time in rows:
+        times[user][item] = min(time, times[user].get(item, time))
+    return {
+        user: [{i for i, t in of.items() if (t >= first) == since} for since in (False, True)]
+        for user, of in times.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("1970-01-12T13:46:44", 1_000_004),  # of times from 1,000,000 to 1,000,006
+        ("1970-01-12T14:46:44+01:00", 1_000_004),
+        ("30%", None),
+        ("date", None),
+    ],
+)
+def test_the_rows_since_a_date_are_held_out(text, first, tmp_path):
+    rows = make_rows()
+    rows += [(user, item, 1, 1_000_006) for user, item, _, _ in rows[:40]]  # an item once more
+    if first is None:
+        unique = {(user, item): time for user, item, _, time in reversed(rows)}
+        newest = sorted(unique.values(), reverse=True)
+        first = newest[round(len(newest) * (0.3 if text == "30%" else 0.1)) - 1]
+    write(tmp_path, "ratings.csv", csv(rows))
+    rule = ratings.Holdout.parse(text, 0)
+    data = ratings.load_interactions(str(tmp_path), 2, "", rule)
+    expected = by_date(rows, first)
+    assert data.user_ids.tolist() == sorted(expected) and data.held_from == first
+    ranked = []
+    for u, user in enumerate(data.user_ids.tolist()):
+        before = data.items[data.starts[u] : data.starts[u + 1]]
+        since = data.held_out[data.held_starts[u] : data.held_starts[u + 1]]
+        assert (np.diff(before) > 0).all() and (np.diff(since) > 0).all()
+        parts = [{*data.item_ids[part].tolist()} for part in (before, since)]
+        assert parts == expected[user]
+        ranked += [u] * all(parts)
+    assert data.evaluated.tolist() == ranked and data.num_ratings == sum(
+        len(part) for parts in expected.values() for part in parts
+    )
+
+
+def test_nothing_is_held_out(tmp_path):
+    rows = make_rows()
+    write(tmp_path, "ratings.csv", csv(rows))
+    data = ratings.load_interactions(str(tmp_path), 2, "", ratings.Holdout.parse("none", 0))
+    assert data.num_positives == data.num_ratings == len(rows)
+    assert not len(data.held_out) and not len(data.evaluated)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("1970-01-12", "all of them"), ("1970-01-13", "none of them"), ("99.9%", "all of them")],
+)
+def test_a_date_outside_the_rows(text, says, tmp_path):
+    write(tmp_path, "ratings.csv", csv(make_rows()))
+    with pytest.raises(DataError, match=rf"from 1970-01-12 to 1970-01-12, so {says}"):
+        ratings.load_interactions(str(tmp_path), 2, "", ratings.Holdout.parse(text, 0))
+
+
+def test_a_date_that_no_user_has_rows_on_both_sides_of(tmp_path):
+    lines = [HEADER, "1,5,1,100", "1,6,1,100", "2,7,1,900", "2,8,1,900"]
+    write(tmp_path, "ratings.csv", "\n".join(lines))
+    with pytest.raises(DataError, match="before 1970-01-01 and since"):
+        ratings.load_interactions(str(tmp_path), 2, "", ratings.Holdout("date", since=500))
+
+
+@pytest.mark.parametrize("text", ["0%", "100%", "nan%", "-5%", "%", "2018", "2018-13-01", "All"])
+def test_words_that_are_no_rule(text):
+    with pytest.raises(ConfigError, match="config.eval_holdout"):
+        ratings.Holdout.parse(text, 0)
 
 
 # --- Mistakes.

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import benchmarks
-from benchmarks.ncf import models, names, use
+from benchmarks.ncf import names, ranking, use
 from commands.predict.items import table as as_table
 from commands.predict.outputs import Row
 from common.errors import DataError
@@ -63,7 +63,7 @@ def test_the_scores_are_those_of_evaluation(call, model):
     for user, items, scores in zip(batch["user"], batch["items"][:, 1:], known, strict=True):
         own = [listed[USERS[user]][ITEMS[i]] for i in items]
         np.testing.assert_allclose(own, scores, rtol=1e-5)
-    ranks = models.ranks(logits, batch["items"])
+    ranks = ranking.ranks(logits, batch["items"])
     best = jax.nn.sigmoid(logits[:, 0])
     for user, rank, score, items in zip(batch["user"], ranks, best, batch["items"], strict=True):
         before = [i for i in set(items[1:].tolist()) if listed[USERS[user]][ITEMS[i]] > score]
