@@ -2,12 +2,8 @@
 
 This file joins the other files of this folder into a benchmark: `ratings` reads MovieLens' files
 and indexes them, `names` finds users and items by name, `input_pipeline` draws batches, `models` is
-<<<<<<< HEAD
-NeuMF and its ranking, `use` recommends and exports, `growth` begins with a model of an earlier
-table, `mlperf` has the rules of MLPerf.
-=======
-NeuMF, `ranking` scores rankings, `use` recommends and exports, `mlperf` has the rules of MLPerf.
->>>>>>> main
+NeuMF, `ranking` scores rankings, `use` recommends and exports, `growth` begins with a model of an
+earlier table, `mlperf` has the rules of MLPerf.
 """
 
 from __future__ import annotations
@@ -23,11 +19,7 @@ import numpy as np
 import optax
 
 from benchmarks.base import Benchmark, HostBatch, Identity, Model, Spec, Target, Terms, mean_scores
-<<<<<<< HEAD
-from benchmarks.ncf import growth, models
-=======
-from benchmarks.ncf import models, ranking
->>>>>>> main
+from benchmarks.ncf import growth, models, ranking
 from benchmarks.ncf.input_pipeline import NegativeSampler
 from benchmarks.ncf.ratings import ML_20M, TARGET, Holdout, Interactions, day, load_interactions
 from benchmarks.ncf.use import NcfUses, activity_scores
@@ -120,11 +112,8 @@ class Ncf(Benchmark):
     def __init__(self, settings: Settings, cache_dir: str):
         self.targets = (Target(f"hr_at_{ranking.TOP}", settings.target),)
         self.settings, self._cache_dir = settings, cache_dir
-<<<<<<< HEAD
         self._matches: dict[str, dict[str, growth.Match]] = {}  # with the model of a folder
-=======
         self.holdout = Holdout.parse(settings.eval_holdout, settings.seed)
->>>>>>> main
 
     @property
     def model(self) -> models.NeuMF:
@@ -214,12 +203,8 @@ class Ncf(Benchmark):
             "num_items": self.model.num_items,
             "rows_of_tables": "users with enough ratings, and the items they rated, by id",
             "rows_digest": self.data.rows_digest,
-<<<<<<< HEAD
             "names_digest": growth.digest(self._row_names),
-            "held_out": f"random, config.seed={self.settings.seed}" if is_random else "latest",
-=======
             "held_out": rule + details.get(rule, ""),
->>>>>>> main
         }
 
     def identity(self, split: str) -> Identity:
@@ -318,7 +303,9 @@ class Ncf(Benchmark):
         if same and "names_digest" not in manifest:  # the digest of the ids is compared
             return mixed, model_state
         if source not in self._matches:
-            self._matches[source] = growth.match(source, manifest, self._row_names, self.data)
+            found = growth.match(source, manifest, self._row_names, self.data)
+            growth.compare_ratings(source, manifest, found, self.complete)
+            self._matches[source] = found
         for side, match in self._matches[source].items():
             initial = params[side]["embedding"]
             if initial.shape[1:] != tables[side].shape[1:]:

@@ -7,9 +7,11 @@ name is added; else it is the id. A run keeps the names in data_index of its wor
 import contextlib
 import dataclasses
 import hashlib
+import io
 import json
 import logging
 import os
+import zipfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -140,3 +142,38 @@ def match(
             text += ": few are the same; is it the same log, with names in the same form?"
         _log.info("NOTE init_from %s: %s", workdir, text)
     return matches
+
+
+def compare_ratings(
+    source: str, manifest: Mapping[str, Any], matches: Mapping[str, Match], data: Interactions
+) -> None:
+    """Says which held-out rows of `data` a model was trained on, or that most others are not."""
+    workdir = os.path.dirname(os.path.dirname(source))
+    content = storage.read(f"{workdir}/data_index/interactions") or b""
+    try:
+        with np.load(io.BytesIO(content)) as arrays:
+            fields = [field.name for field in dataclasses.fields(Interactions)]
+            then = Interactions(**{name: arrays[name] for name in fields})
+        if f"{then.checksum:08x}" not in manifest["data"]["ratings"]:
+            raise ValueError("it is of other ratings")
+    except (EOFError, KeyError, ValueError, zipfile.BadZipFile):
+        text = "its index of ratings is gone: it may have seen what is held out now"
+        _log.info("NOTE init_from %s: %s", workdir, text)
+        return
+    width = np.int64(then.num_items)
+    old = then.users * width + then.items
+
+    def seen(users: np.ndarray, items: np.ndarray) -> int:
+        user, item = matches["users"].rows[users], matches["items"].rows[items]
+        pairs = np.where((user < 0) | (item < 0), -1, user * width + item)
+        return np.count_nonzero(np.isin(pairs, old))
+
+    held = seen(np.repeat(np.arange(data.num_users), np.diff(data.held_starts)), data.held_out)
+    kept = held + seen(data.users, data.items)
+    if held:
+        text = f"it was trained on {held:,} of the {len(data.held_out):,} ratings that are held out"
+        text += " now, so scores are too high: hold out later ones, --config.eval_holdout=date"
+        _log.info("NOTE init_from %s: %s", workdir, text)
+    if 2 * kept < len(old):
+        text = f"{kept:,} of the {len(old):,} ratings that it was trained on are in this table"
+        _log.info("NOTE init_from %s: only %s: is it the same log?", workdir, text)
