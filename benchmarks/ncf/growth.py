@@ -166,7 +166,7 @@ def compare_ratings(
     def seen(users: np.ndarray, items: np.ndarray) -> int:
         user, item = matches["users"].rows[users], matches["items"].rows[items]
         pairs = np.where((user < 0) | (item < 0), -1, user * width + item)
-        return np.count_nonzero(np.isin(pairs, old))
+        return int(np.isin(pairs, old).sum())
 
     held = seen(np.repeat(np.arange(data.num_users), np.diff(data.held_starts)), data.held_out)
     kept = held + seen(data.users, data.items)
