@@ -182,6 +182,9 @@ class Benchmark(abc.ABC):
     # --- What it may have; the defaults suit most.
 
     unit: str = "examples"  # the name of the examples in reports, such as "images"
+    # The value of the config because of which nothing is held out, "config.eval_holdout='none'":
+    # "eval" is never opened, and a run only trains. "" where there is something to evaluate.
+    no_evaluation: str = ""
     groups: Mapping[str, Group] = {
         "decayed": Group(decayed=True),
         "not decayed": Group(),
@@ -270,6 +273,14 @@ class Benchmark(abc.ABC):
     def headline(self, scores: Mapping[str, float]) -> Mapping[str, float]:
         """The scores that the line of an evaluation shows; files keep all of them."""
         return scores
+
+    def score_notes(self, scores: Mapping[str, float]) -> list[str]:
+        """Sentences about the final scores, such as that something simple is as good.
+
+        `scores` are of the best evaluation of a run, or of the evaluated checkpoint; they may lack
+        some that other versions had. No data need be open.
+        """
+        return []
 
     def run_notes(self, norm_examples: int, evaluating: bool) -> list[str]:
         """Sentences about the data that a user should know before training.

@@ -5,20 +5,35 @@ as in RecBole's ItemKNN. Cremonesi et al. 2010 (10.1145/1864708.1864721, section
 sum of the similarities of a user's items among the neighbours of each item, without a division.
 """
 
-import os
+import dataclasses
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from scipy import sparse
 
+from benchmarks.base import HostBatch
+from benchmarks.ncf import ranking
 from benchmarks.ncf.ratings import Interactions
 from common import pools
 from common.progress import Progress
 
+LABELS = {"popularity": "popularity", "item_knn": "an item-kNN"}  # the baselines, in messages
+VERSION = 1  # raise it when the same data get other scores
 # Near the best of ml-100k and ml-latest-small in three protocols; docs/ncf.md has measurements.
 NEIGHBOURS, SHRINKAGE = 100, 10.0
+_SCORES = 1 << 22  # f32 of users and items that are ranked at a time
 _BLOCK = 1 << 23  # similarities, of 8 bytes each, that a thread holds before most are dropped
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Scores:
+    """What `common.data.caches` keeps of the baselines."""
+
+    values: np.ndarray  # float64[2, n]: n scores of each of `LABELS`
 
 
 def choices(data: Interactions) -> Any:
@@ -27,9 +42,7 @@ def choices(data: Interactions) -> Any:
     return sparse.csr_array((ones, data.items, data.starts), (data.num_users, data.num_items))
 
 
-def neighbours(
-    known: Any, others: Any, count: int = NEIGHBOURS, shrinkage: float = SHRINKAGE
-) -> Any:
+def neighbours(known: Any, others: Any, count: int, shrinkage: float) -> Any:
     """The most similar columns of `known` for each column of `others`, csr f32[m, n].
 
     Both are sparse f32[k, n] and f32[k, m] of zeros and ones; transposed, they compare rows. A row
@@ -37,7 +50,8 @@ def neighbours(
     those with the smallest numbers. If both are the same object, no column is its own neighbour.
     Besides the result and copies of both, each core needs about 100 MB.
     """
-    rows, columns = sparse.csr_array(others.T), sparse.csr_array(known)
+    rows: Any = sparse.csr_array(others.T)
+    columns: Any = sparse.csr_array(known)
     size, root = np.sqrt(rows.sum(axis=1)), np.sqrt(columns.sum(axis=0))
     total, step = rows.shape[0], max(1, _BLOCK // columns.shape[1])
 
@@ -58,9 +72,53 @@ def neighbours(
         return near
 
     progress, blocks = Progress(total), []
-    with pools.Threads(os.cpu_count()) as pool:
-        for near in pools.ordered(pool, block, range(0, total, step), 1 + (os.cpu_count() or 1)):
+    with pools.Threads(pools.cores()) as pool:
+        for near in pools.ordered(pool, block, range(0, total, step), 1 + pools.cores()):
             blocks.append(near)
             done = min(total, step * len(blocks))
             progress.at(done, f"looking for neighbours: {done:,} of {total:,}")
     return sparse.vstack(blocks, format="csr")
+
+
+@jax.jit
+def _rank(scores: jax.Array, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """The outputs of `Ncf.predict` for scores f32[b, items] of a batch's users."""
+    if "items" in batch:
+        scores = jnp.take_along_axis(scores, batch["items"], 1)
+        return ranking.sampled_ranking(scores, batch["items"])
+    return jax.vmap(ranking.full_ranking)(scores, batch["chosen"], batch["relevant"])
+
+
+def batch_size(data: Interactions) -> int:
+    """How many users are ranked at a time."""
+    return max(1, _SCORES // data.num_items)
+
+
+def predictions(
+    data: Interactions, batches: Iterable[HostBatch], total: int
+) -> dict[str, list[dict[str, np.ndarray]]]:
+    """The rows of `Ncf.predict` of each baseline, by its name.
+
+    Args:
+      data: the baselines know what it has to train on.
+      batches: of an evaluation, all of `total` users.
+    """
+    matrix = choices(data)
+    similar = sparse.csr_array(neighbours(matrix, matrix, NEIGHBOURS, SHRINKAGE).T)
+    popularity = matrix.sum(axis=0)
+    rows: dict[str, list[dict[str, np.ndarray]]] = {name: [] for name in LABELS}
+    progress, done = Progress(total), 0
+
+    def scored(batch: HostBatch) -> tuple[HostBatch, np.ndarray]:
+        return batch, (matrix[batch["user"]] @ similar).toarray()
+
+    with pools.Threads(pools.cores()) as pool:
+        for batch, knn in pools.ordered(pool, scored, batches, 1 + pools.cores()):
+            real = batch.pop("mask") > 0
+            both = np.broadcast_to(popularity, knn.shape), knn
+            for name, scores in zip(LABELS, both, strict=True):
+                outputs = jax.device_get(_rank(scores, batch))
+                rows[name].append({key: values[real] for key, values in outputs.items()})
+            done += int(real.sum())
+            progress.at(done, f"scoring popularity and item-kNN: {done:,} of {total:,} users")
+    return rows
