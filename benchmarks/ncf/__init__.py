@@ -23,8 +23,9 @@ import optax
 
 from benchmarks.base import Benchmark, HostBatch, Identity, Model, Spec, Target, Terms, mean_scores
 from benchmarks.ncf import baselines, growth, models, ranking
+from benchmarks.ncf.holdout import Holdout, day
 from benchmarks.ncf.input_pipeline import NegativeSampler
-from benchmarks.ncf.ratings import ML_20M, TARGET, Holdout, Interactions, day, load_interactions
+from benchmarks.ncf.ratings import ML_20M, TARGET, Interactions, load_interactions
 from benchmarks.ncf.use import NcfUses, activity_scores
 from benchmarks.uses import Uses
 from common.data import caches

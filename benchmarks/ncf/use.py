@@ -38,7 +38,8 @@ _FITTED = 2048  # users to whose logits the items' search vectors are fitted, at
 _MEANING = {
     "user": "ids of users, as in the file of ratings; users.csv, if any, lists them",
     "item": "ids of items, as in the file of ratings; items.csv lists them",
-    "score": "the probability that the user rates the item; NaN for an unknown id",
+    "score": "the probability that the user rates the item; NaN for an unknown id, and for a user "
+    "whose items are all held out",
 }
 
 
@@ -282,12 +283,17 @@ def make_program(
     """
     params = jax.tree.map(jnp.asarray, params)
     users, items = benchmark.data.user_ids, benchmark.data.item_ids
+    is_trained = jnp.asarray(np.diff(benchmark.data.starts) > 0)
 
     def compute(inputs: Arrays) -> Arrays:
         user, is_user = _find_rows(jnp.asarray(users), inputs["user"])
         item, is_item = _find_rows(jnp.asarray(items), inputs["item"])
         logits = benchmark.logits(params, user, item[:, None])[:, 0]
-        return {"score": jnp.where(is_user & is_item, jax.nn.sigmoid(logits), jnp.nan)}
+        return {
+            "score": jnp.where(
+                is_user & is_item & is_trained[user], jax.nn.sigmoid(logits), jnp.nan
+            )
+        }
 
     def examples(pictures: Sequence[bytes]) -> Sequence[tuple[Arrays, None]]:
         draw = np.random.default_rng(0)
