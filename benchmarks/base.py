@@ -211,9 +211,10 @@ class Benchmark(abc.ABC):
         """Replaces arrays of `init` with another model's, for `config.init_from`.
 
         All arrays are on the host; `loaded` is {"params": ..., "model_state": ...} of the other
-        model. Arrays in the result (params, model_state) that come from it are the same objects as
-        in `loaded`. By default every array is taken whose path and shape are the same. Raises
-        CheckpointError, without the name of the other model, where too little of it fits.
+        model, with the "source" and the "manifest" of its checkpoint. Arrays in the result
+        (params, model_state) that come from it are the same objects as in `loaded`. By default
+        every array is taken whose path and shape are the same. Raises CheckpointError, without the
+        name of the other model, where too little of it fits.
         """
         ours = {"params": params, "model_state": model_state}
         theirs = dict(jax.tree_util.tree_leaves_with_path(loaded))

@@ -3,7 +3,7 @@
 This file joins the other files of this folder into a benchmark: `ratings` reads MovieLens' files
 and indexes them, `names` finds users and items by name, `input_pipeline` draws batches, `models` is
 NeuMF, `ranking` scores rankings, `baselines` is what NeuMF should beat, `use` recommends and
-exports, `mlperf` has the rules of MLPerf.
+exports, `growth` begins with a model of an earlier table, `mlperf` has the rules of MLPerf.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import numpy as np
 import optax
 
 from benchmarks.base import Benchmark, HostBatch, Identity, Model, Spec, Target, Terms, mean_scores
-from benchmarks.ncf import baselines, models, ranking
+from benchmarks.ncf import baselines, growth, models, ranking
 from benchmarks.ncf.holdout import Holdout, day
 from benchmarks.ncf.input_pipeline import NegativeSampler
 from benchmarks.ncf.ratings import ML_20M, TARGET, Interactions, load_interactions
 from benchmarks.ncf.use import NcfUses, activity_scores
 from benchmarks.uses import Uses
 from common.data import caches
-from common.errors import ConfigError, DataError
+from common.errors import CheckpointError, ConfigError, DataError
 from common.keys import Count, Seed, Share, read_config
 
 _log = logging.getLogger("tpu_suite")
@@ -105,7 +105,7 @@ def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, A
     return {**values, "target": target, "patience": patience}
 
 
-MODEL = Model(restored=restored)
+MODEL = Model(body_keys=("gmf_dim", "mlp_layers"), restored=restored)
 
 
 class Ncf(Benchmark):
@@ -121,6 +121,7 @@ class Ncf(Benchmark):
         """`compares` is whether popularity and an item-kNN are scored besides the model."""
         self.targets = (Target(f"hr_at_{ranking.TOP}", settings.target),)
         self.settings, self._cache_dir, self._compares = settings, cache_dir, compares
+        self._matches: dict[str, dict[str, growth.Match]] = {}  # with the model of a folder
         self.holdout = Holdout.parse(settings.eval_holdout, settings.seed)
         if self.holdout.rule == "none":
             self.no_evaluation = "config.eval_holdout='none'"
@@ -161,7 +162,13 @@ class Ncf(Benchmark):
             )
         target, self.default_patience = stopping(vars(settings), sizes)
         self.targets, self.data = (Target(self.targets[0].metric, target),), data
+        if self._cache_dir:
+            growth.keep(self._row_names, self._cache_dir)
         return self.num_examples(split)
+
+    @functools.cached_property
+    def _row_names(self) -> bytes:
+        return growth.row_names(self.settings.data_dir, self.data)
 
     @functools.cached_property
     def _samplers(self) -> dict[str, NegativeSampler]:
@@ -207,6 +214,7 @@ class Ncf(Benchmark):
             "num_items": self.model.num_items,
             "rows_of_tables": "users with enough ratings, and the items they rated, by id",
             "rows_digest": self.data.rows_digest,
+            "names_digest": growth.digest(self._row_names),
             "held_out": rule + details.get(rule, ""),
         }
 
@@ -214,7 +222,10 @@ class Ncf(Benchmark):
         data = self.complete
         sizes = f"{data.num_positives:,} ratings to train on of {data.num_users:,} users"
         content = {"ratings": f"{sizes}, {data.num_items:,} items, CRC-32 {data.checksum:08x}"}
-        names = ("num_users", "num_items", "rows_digest", "held_out")  # others were trained on
+        if self._matches:  # by name, whatever the numbers of the rows are
+            return Identity(content=content)
+        # Other held-out items were trained on.
+        names = ("num_users", "num_items", "rows_digest", "names_digest", "held_out")
         metadata = self.metadata
         return Identity({name: metadata[name] for name in names}, content)
 
@@ -290,6 +301,31 @@ class Ncf(Benchmark):
     def init(self, rng: jax.Array) -> tuple[Any, Any]:
         indices = np.zeros((1, 1), np.int32)
         return self.model.init(rng, indices, indices)["params"], {}
+
+    def adopt(self, params: Any, model_state: Any, loaded: Any) -> tuple[Any, Any]:
+        """Also puts the rows of an earlier table's users and items where they are now."""
+        mixed, model_state = super().adopt(params, model_state, loaded)
+        source, manifest = loaded["source"], loaded["manifest"]
+        # MLPerf's clock runs before the data are opened; models of images have no tables.
+        if not hasattr(self, "data") or not {"users", "items"} <= loaded["params"].keys():
+            return mixed, model_state
+        tables = {side: loaded["params"][side]["embedding"] for side in ("users", "items")}
+        same = all(mixed[side]["embedding"] is table for side, table in tables.items())
+        if same and "names_digest" not in manifest:  # the digest of the ids is compared
+            return mixed, model_state
+        if source not in self._matches:
+            found = growth.match(source, manifest, self._row_names, self.data)
+            growth.compare_ratings(source, manifest, found, self.complete)
+            self._matches[source] = found
+        for side, match in self._matches[source].items():
+            initial = params[side]["embedding"]
+            if initial.shape[1:] != tables[side].shape[1:]:
+                raise CheckpointError(
+                    f"its vectors have {tables[side].shape[1]} numbers, config.gmf_dim and half of "
+                    f"config.mlp_layers[0] make {initial.shape[1]}: leave both keys out"
+                )
+            mixed = {**mixed, side: {"embedding": match.grow(initial, tables[side])}}
+        return mixed, model_state
 
     def loss(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array], rng: jax.Array

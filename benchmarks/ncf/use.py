@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("tpu_suite")
 _GROUPS = 10  # deciles
+_ROWS = "rows_digest", "names_digest"  # an earlier version has not the second one
 # Training of a new user's vector; docs/ncf.md has measurements.
 _NEIGHBOURS = 10  # known users of whom it is the mean at first
 _STEPS, _RATE = 30, 0.01
@@ -59,7 +60,8 @@ class NcfUses(Items):
             self._benchmark.open("train")
         except DataError as error:
             raise DataError(f"{error}; --data_dir names another folder of the ratings") from error
-        if self._benchmark.data.rows_digest != manifest["rows_digest"]:
+        metadata = self._benchmark.metadata
+        if any(manifest.get(key, metadata[key]) != metadata[key] for key in _ROWS):
             raise CheckpointError(
                 f"the ratings in {self._benchmark.settings.data_dir} have other users or items "
                 f"than {source}: give the --data_dir that the model was trained on"
