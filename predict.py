@@ -107,7 +107,9 @@ def _add_kinds(parser: cli.Parser) -> None:
     add = group("recommenders")
     add("--user", help="users, with commas between; or give a file of ids or names as SOURCE")
     add("--items", help="items of a user who is not in the model; or a file, a user on a line")
-    add("--top", type=natural, help="items for each user (10)")
+    add("--similar", help="items, to find others like them; or a file, an item on a line")
+    add("--vectors", help="folder for the vectors of all users and items, for search engines")
+    add("--top", type=natural, help="items for each user or item (10)")
 
 
 def main(argv: list[str] | None = None) -> int:

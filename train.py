@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Self
 import jax
 from etils import epath
 
+from common.errors import some
 from engine import compiler, mlperf
 from engine.checkpoint.saver import Position, Saver, check_start, first_state
 from engine.checks import check_plan, check_schedule, notes_of
@@ -101,6 +102,7 @@ class Trainer:
             # The lock comes first: nobody else writes into the workdir from here on. Data on a
             # bucket may hang, so the watchdog looks on while they are opened.
             run, guard = exits.enter_context(Run.at_work(settings))
+            evaluating = evaluating and not run.benchmark.no_evaluation
             log = mlperf.begin_log(run.programs, time.time())
             # wandb copies TensorBoard's events, so it begins before the reporter writes any.
             if settings.tracker and jax.process_index() == 0:
@@ -216,6 +218,8 @@ class Trainer:
     def conclude(self, step: int) -> None:
         """Says how the run ended, where its results are and what it took."""
         self.reporter.say(f"finished: {self.stopping.result(step)}")
+        for note in self.stopping.notes():
+            self.reporter.say(f"NOTE {note}")
         files = {"checkpoints": "checkpoints/", "metrics": "metrics.jsonl"}
         files |= {"learning curves": "learning_curves.png"} if self.evaluating else {}
         for what, name in files.items():
@@ -250,6 +254,11 @@ class Trainer:
         if self.evaluating:
             text += f"; {run.benchmark.num_examples('eval'):,} to evaluate"
         say(text)
+        if why := run.benchmark.no_evaluation:
+            keys = ["patience", "stop_at_target"] + ["best_by"] * (not run.settings.steps_of)
+            unused = some(f"config.{key}" for key in keys if getattr(run.settings, key))
+            effect = f" (without effect: {unused})" if unused else ""
+            say(f"NOTE {why}: no example is held out, so the run only trains{effect}")
         notes = functools.partial(run.benchmark.run_notes, norm_examples, self.evaluating)
         for note in processes.first_process_first(notes):
             say(f"NOTE {note}")

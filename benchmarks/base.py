@@ -182,6 +182,9 @@ class Benchmark(abc.ABC):
     # --- What it may have; the defaults suit most.
 
     unit: str = "examples"  # the name of the examples in reports, such as "images"
+    # The value of the config because of which nothing is held out, "config.eval_holdout='none'":
+    # "eval" is never opened, and a run only trains. "" where there is something to evaluate.
+    no_evaluation: str = ""
     groups: Mapping[str, Group] = {
         "decayed": Group(decayed=True),
         "not decayed": Group(),
@@ -208,9 +211,10 @@ class Benchmark(abc.ABC):
         """Replaces arrays of `init` with another model's, for `config.init_from`.
 
         All arrays are on the host; `loaded` is {"params": ..., "model_state": ...} of the other
-        model. Arrays in the result (params, model_state) that come from it are the same objects as
-        in `loaded`. By default every array is taken whose path and shape are the same. Raises
-        CheckpointError, without the name of the other model, where too little of it fits.
+        model, with the "source" and the "manifest" of its checkpoint. Arrays in the result
+        (params, model_state) that come from it are the same objects as in `loaded`. By default
+        every array is taken whose path and shape are the same. Raises CheckpointError, without the
+        name of the other model, where too little of it fits.
         """
         ours = {"params": params, "model_state": model_state}
         theirs = dict(jax.tree_util.tree_leaves_with_path(loaded))
@@ -269,6 +273,14 @@ class Benchmark(abc.ABC):
     def headline(self, scores: Mapping[str, float]) -> Mapping[str, float]:
         """The scores that the line of an evaluation shows; files keep all of them."""
         return scores
+
+    def score_notes(self, scores: Mapping[str, float]) -> list[str]:
+        """Sentences about the final scores, such as that something simple is as good.
+
+        `scores` are of the best evaluation of a run, or of the evaluated checkpoint; they may lack
+        some that other versions had. No data need be open.
+        """
+        return []
 
     def run_notes(self, norm_examples: int, evaluating: bool) -> list[str]:
         """Sentences about the data that a user should know before training.

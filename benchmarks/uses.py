@@ -287,6 +287,7 @@ class Sentences(Uses, abc.ABC):
 class Finder(Protocol):
     """Finds rows of the model's table of users or items."""
 
+    noun: str  # "user" or "item"
     ids: np.ndarray  # uint32[n], the id of each row
 
     def find(self, text: str) -> Iterator[tuple[str, int | str]]:
@@ -306,8 +307,8 @@ class Items(Uses, abc.ABC):
         """Finds users or items; it knows the ids alone, and logs it, if names cannot be read."""
 
     @abc.abstractmethod
-    def vector(self, params: Any, user: int) -> np.ndarray:
-        """The vector of the user in a row of the table."""
+    def vector(self, params: Any, user: int) -> np.ndarray | None:
+        """The vector of the user in a row of the table; None if nothing of the user was trained."""
 
     @abc.abstractmethod
     def newcomer(self, params: Any, history: Sequence[int]) -> np.ndarray | None:
@@ -315,6 +316,19 @@ class Items(Uses, abc.ABC):
 
         None if no user of the training data has one of these items.
         """
+
+    @abc.abstractmethod
+    def search_vectors(self, params: Any) -> tuple[np.ndarray, np.ndarray]:
+        """(f32[items, n], f32[w + 1, n]): the items' vectors, and what makes those of users.
+
+        A user's is [vector, 1] @ the matrix. The inner product with an item's is nearly a number
+        that rises with the item's score. The last number of all users' is 1. The cosine of the
+        others says how similar two items are. CheckpointError if the weights are not finite.
+        """
+
+    @abc.abstractmethod
+    def is_trained(self) -> np.ndarray:
+        """bool[items]: whether a user of the training data has the item."""
 
     @abc.abstractmethod
     def rated(self, user: int) -> np.ndarray:

@@ -68,9 +68,14 @@ class Case:
     def benchmark(self) -> Benchmark:
         return self.settings.load_benchmark(self.cache)
 
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits that the run reads."""
+        return ("train",) if self.benchmark.no_evaluation else ("train", "eval")
+
     def open_data(self) -> Benchmark:
         """The benchmark with opened data; raises what is wrong with them."""
-        for split in ("train", "eval"):
+        for split in self.splits:
             self.benchmark.open(split)
         return self.benchmark
 
@@ -209,10 +214,10 @@ def _workdir(case: Case) -> Iterator[Finding]:
 
 def _data(case: Case) -> Iterator[Finding]:
     settings, benchmark = case.settings, case.open_data()
-    train, held_out = map(benchmark.num_examples, ("train", "eval"))
+    train, *held_out = map(benchmark.num_examples, case.splits)
     check_count(benchmark)
     part = f" ({text})" if (text := benchmark.part.describe()) else ""
-    yield Finding("ok", f"{train:,} {benchmark.unit} to train{part}, {held_out:,} to evaluate")
+    yield Finding("ok", f"{train:,} {benchmark.unit} to train{part}, {sum(held_out):,} to evaluate")
     if train < settings.train_batch_size:
         text = f"a batch of {settings.train_batch_size} is more than one epoch"
         yield Finding("warn", text, "set a smaller --config.train_batch_size")
@@ -233,7 +238,7 @@ def _checkpoint(case: Case) -> Iterator[Finding]:
     if not case.resumes:
         return
     programs = case.programs
-    data = [case.open_data().identity(split) for split in ("train", "eval")]
+    data = [case.open_data().identity(split) for split in case.splits]
     items = checkpoint_items(case.state, programs.abstract_totals(case.state))
 
     def compare(step: int) -> Any:
@@ -248,7 +253,7 @@ def _checkpoint(case: Case) -> Iterator[Finding]:
 def _records(case: Case) -> Iterator[Finding]:
     """Reads every record as the run would, and leaves the index that the run then reads."""
     benchmark = case.benchmark
-    for split in ("train", "eval") if case.full else ():
+    for split in case.splits if case.full else ():
         try:
             errors = benchmark.check(split)
         except UserError as error:
@@ -263,7 +268,7 @@ def _records(case: Case) -> Iterator[Finding]:
 
 
 def _memory(case: Case) -> Iterator[Finding]:
-    needed = host_bytes(case.open_data(), case.settings, "train", "eval")
+    needed = host_bytes(case.open_data(), case.settings, *case.splits)
     total, free = sum(needed.values()), guard.memory_free()
     text = f"input needs about {total / 1e9:.1f} GB of this host, {free / 1e9:.1f} GB are free"
     if total > 0.8 * free:

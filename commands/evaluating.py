@@ -32,6 +32,8 @@ def evaluate(settings: Settings, checkpoint: str, watch_seconds: float) -> Score
                     for name, data in exhibit.files.items():
                         reporter.say(f"wrote {reporter.write(name, data)}")
                 if not watch_seconds or step >= plan.total_steps:
+                    for note in run.benchmark.score_notes(scores):
+                        reporter.say(f"NOTE {note}")
                     return scores
                 restored = examination.restore(step, watch_seconds)
                 started = time.monotonic()

@@ -150,6 +150,8 @@ def compiled(
             say=progress,
         )
         for step in steps:
+            if step == "predict" and benchmark.no_evaluation:
+                continue
             if step == "train":
                 fitted, parts = fitting.train(lambda cut: compile_all(lower, cut, plan))
                 outcome = dataclasses.replace(outcome, micro_batches=fitted.micro_batches)
@@ -181,14 +183,17 @@ def _say_when(progress: Callable[[str], None], step: str, when: str) -> None:
 def _job(programs: Programs, plan: Plan) -> Job:
     """The run's numbers according to the config, without reading data."""
     settings, benchmark = programs.settings, programs.benchmark
+    held_out = 0
+    if not benchmark.no_evaluation:
+        held_out = benchmark.nominal_examples("eval") or benchmark.open("eval")
     return Job(
         unit=benchmark.unit,
         batch=settings.train_batch_size,
         eval_batch=settings.eval_batch_size,
         examples=plan.num_examples,
-        eval_examples=benchmark.nominal_examples("eval") or benchmark.open("eval"),
+        eval_examples=held_out,
         steps=plan.total_steps,
-        evaluations=plan.evaluations,
+        evaluations=plan.evaluations if held_out else 0,
         forward_flops=_forward_flops(benchmark),
         input_rates=benchmark.input_rates(),
     )

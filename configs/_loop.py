@@ -35,6 +35,8 @@ def get_config() -> ml_collections.ConfigDict:
     # Micro-batches that one step adds up; 'auto': the fewest with which it fits the memory.
     config.gradient_accumulation_steps = ml_collections.FieldReference(1, field_type=object)
     config.train_steps = "90 epochs"
+    # A workdir: as many steps as its best evaluation had instead, for a last run on all data.
+    config.steps_of = ""
     # < 1: train on a part of the data, which its seed draws; smaller parts are in larger ones.
     config.train_fraction = 1.0
     config.train_fraction_seed = 0

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from common.errors import ConfigError, some
+from common.errors import ConfigError, DataError, some
 from engine import mlperf, optim, schedules
 from engine.cadence import MAX_STEPS, to_steps
 from engine.plan import Plan, Programs, Settings, intervals
@@ -35,6 +35,8 @@ def check_settings(programs: Programs, evaluating: bool) -> None:
             f"config.check_devices_every={settings.check_devices_every} compares devices, and this "
             "run has one: set it to 0"
         )
+    if programs.benchmark.no_evaluation:  # the run says which keys have no effect
+        return
     check_best_by(programs)
     if settings.patience and not evaluating:
         raise ConfigError(
@@ -53,6 +55,16 @@ def check_best_by(programs: Programs) -> None:
         )
 
 
+def check_evaluates(programs: Programs) -> None:
+    """Raises DataError if the config leaves nothing to evaluate."""
+    if why := programs.benchmark.no_evaluation:
+        other = programs.settings.steps_of or "a run that holds examples out"
+        raise DataError(
+            f"{why}: no example is held out, so there is nothing to evaluate; the score to expect "
+            f"is about that of {other}"
+        )
+
+
 def check_plan(programs: Programs, plan: Plan, state: TrainState, evaluating: bool) -> None:
     """Refuses values that a run of this length could not use, before anything is compiled.
 
@@ -64,7 +76,8 @@ def check_plan(programs: Programs, plan: Plan, state: TrainState, evaluating: bo
         Profiler(settings.profile_steps, settings.workdir).check(total)
     first = plan.eval_every.next_after(0)
     is_late = first is None or first >= total
-    if settings.patience and is_late and not plan.eval_every.by_clock:
+    waits = settings.patience and not programs.benchmark.no_evaluation
+    if waits and is_late and not plan.eval_every.by_clock:
         raise ConfigError(_too_late_for_patience(programs, plan))
     if settings.mlperf.format and all((log := mlperf.Follower(programs)).examples.values()):
         log.facts(plan, state.params)

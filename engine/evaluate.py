@@ -24,7 +24,7 @@ from common.errors import CheckpointError, DataError
 from engine import compiler, mlperf, sharding
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.manifest import compare_data
-from engine.checks import check_best_by
+from engine.checks import check_best_by, check_evaluates
 from engine.cluster import preemption, processes, watchdog
 from engine.cluster.watchdog import Background
 from engine.feed import Feed
@@ -193,6 +193,7 @@ def examining(settings: Settings, checkpoint: str, wait: float = 0.0) -> Iterato
         raise CheckpointError(f"no checkpoint in {folder}; is --workdir right?")
     run = Run.open(settings, trains=False)
     with run.watched():
+        check_evaluates(run.programs)
         run.open_data("eval")
         check_best_by(run.programs)
         checkpoints = Checkpointer(str(folder), keep=settings.keep_checkpoints, best=None)

@@ -86,6 +86,8 @@ def check_run(programs: Programs, evaluating: bool) -> None:
         raise ConfigError(f"config.mlperf.org='': {form} needs the name of who runs this")
     if not evaluating:
         raise ConfigError(f"{form} needs evaluation, and so --mode=train_and_eval")
+    if why := programs.benchmark.no_evaluation:
+        raise ConfigError(f"{why} leaves no evaluation, which {form} needs: leave one of them out")
     if not programs.settings.stop_at_target:
         raise ConfigError(f"{form} needs --config.stop_at_target=True: there the clock stops")
     own = {target.metric: target.value for target in programs.benchmark.targets}

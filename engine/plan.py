@@ -76,6 +76,7 @@ class RunKeys:
     mlperf: LogKeys
     # Checkpoints of before 0.4.0 have none of these.
     best_by: str = dataclasses.field(default="", kw_only=True)
+    steps_of: str = dataclasses.field(default="", kw_only=True)
     train_fraction: Annotated[float, "(0, 1]"] = dataclasses.field(default=1.0, kw_only=True)
     train_fraction_seed: Seed = dataclasses.field(default=0, kw_only=True)
 

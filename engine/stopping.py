@@ -77,6 +77,11 @@ class StoppingRule:
             text += f"; stopped because {self._patience} evaluations brought no better {name}"
         return text
 
+    def notes(self) -> list[str]:
+        """What the benchmark says about the scores of the best evaluation, in sentences."""
+        best = self._reporter.history.best(self._run.metrics[0])
+        return [] if best is None else self._run.benchmark.score_notes(self.scores(best))
+
 
 def reaches(targets: Sequence[Target], scores: Mapping[str, float]) -> bool:
     """Whether scores reach all targets with a value above 0; False without such a target."""

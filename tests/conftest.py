@@ -263,6 +263,25 @@ def untrained_run(tmp_path_factory, tiny_records):
     return workdir
 
 
+@pytest.fixture
+def nothing_held_out(monkeypatch):
+    """Classifiers with nothing to evaluate: their evaluation data cannot be touched."""
+    from benchmarks.resnet import ImageClassifier
+
+    def untouched(name):
+        original = getattr(ImageClassifier, name)
+
+        def method(self, split, *args):
+            assert split == "train", name
+            return original(self, split, *args)
+
+        monkeypatch.setattr(ImageClassifier, name, method)
+
+    for name in ("open", "num_examples", "batch_spec", "identity", "host_bytes"):
+        untouched(name)
+    monkeypatch.setattr(ImageClassifier, "no_evaluation", "config.hold_out=0")
+
+
 def make_programs(config, cache_dir=""):
     """The programs of a config on this machine's devices."""
     from engine.plan import Programs, read_settings

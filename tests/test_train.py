@@ -19,7 +19,8 @@ import benchmarks
 import train
 from benchmarks.resnet import ImageClassifier
 from commands import evaluating
-from common.errors import RESTART, CheckpointError, UserError
+from common.errors import RESTART, CheckpointError, DataError, UserError
+from engine.checkpoint import model_source
 from engine.checkpoint.saver import Diverged, Position
 from engine.cluster import guard, preemption, processes
 from engine.plan import read_settings
@@ -334,6 +335,35 @@ def test_sigterm_while_evaluating_evaluates_again(
     assert train.train_and_evaluate(read_settings(config, str(tmp_path))) == scores
     assert timeless(rows(workdir)) == timeless(rows(str(tmp_path)))
     assert_same_state(state_on_disk(workdir, 12), state_on_disk(str(tmp_path), 12))
+
+
+@pytest.mark.usefixtures("nothing_held_out")
+def test_without_evaluation_the_same_steps_are_trained(
+    uninterrupted, tiny_records, tmp_path, caplog, monkeypatch
+):
+    """Stopped and resumed, with keys that count evaluations; nothing of the eval split is read."""
+    caplog.set_level("INFO")
+    keys = {"patience": 2, "stop_at_target": True, "steps_per_eval": "", "best_by": "no_such"}
+    job = read_settings(make_tiny_config(tiny_records, **keys), str(tmp_path))
+    with monkeypatch.context() as patch:
+        stop_at_batch(patch, "train_batches", 7)
+        with pytest.raises(preemption.Preempted):
+            train.train_and_evaluate(job)
+    monkeypatch.setattr(preemption, "_requested", None)
+    assert train.train_and_evaluate(job) == {}
+    assert_same_state(state_on_disk(uninterrupted[0], 12), state_on_disk(tmp_path, 12))
+    trained = [row for row in rows(uninterrupted[0]) if row["split"] == "train"]
+    assert timeless(rows(tmp_path)) == timeless(trained)
+    (told,) = {text for text in caplog.messages if "config.hold_out=0" in text}
+    assert "NOTE" in told and all(key in told for key in ("patience", "stop_at_target", "best_by"))
+    assert not (tmp_path / "learning_curves.png").exists()
+    assert "finished: step 12 of 12" in caplog.messages
+    train.train_and_evaluate(job)
+    assert "already finished: step 12 of 12" in caplog.messages
+    with pytest.raises(DataError, match="config.hold_out=0.* nothing to evaluate"):
+        evaluating.evaluate(job, "latest", 0.0)
+    with pytest.raises(CheckpointError, match="best, of a run without evaluations, .* latest or"):
+        model_source.load(str(tmp_path), "best")
 
 
 def test_a_finished_run_says_so_and_does_nothing(uninterrupted, tiny_records, monkeypatch, caplog):

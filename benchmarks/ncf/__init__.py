@@ -2,13 +2,17 @@
 
 This file joins the other files of this folder into a benchmark: `ratings` reads MovieLens' files
 and indexes them, `names` finds users and items by name, `input_pipeline` draws batches, `models` is
-NeuMF, `ranking` scores rankings, `use` recommends and exports, `mlperf` has the rules of MLPerf.
+NeuMF, `ranking` scores rankings, `baselines` is what NeuMF should beat, `use` recommends and
+exports, `growth` begins with a model of an earlier table, `mlperf` has the rules of MLPerf.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import json
+import logging
+import math
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
@@ -18,14 +22,17 @@ import numpy as np
 import optax
 
 from benchmarks.base import Benchmark, HostBatch, Identity, Model, Spec, Target, Terms, mean_scores
-from benchmarks.ncf import models, ranking
+from benchmarks.ncf import baselines, growth, models, ranking
+from benchmarks.ncf.holdout import Holdout, day
 from benchmarks.ncf.input_pipeline import NegativeSampler
-from benchmarks.ncf.ratings import ML_20M, TARGET, Holdout, Interactions, day, load_interactions
+from benchmarks.ncf.ratings import ML_20M, TARGET, Interactions, load_interactions
 from benchmarks.ncf.use import NcfUses, activity_scores
 from benchmarks.uses import Uses
-from common.errors import ConfigError, DataError
+from common.data import caches
+from common.errors import CheckpointError, ConfigError, DataError
 from common.keys import Count, Seed, Share, read_config
 
+_log = logging.getLogger("tpu_suite")
 _PATIENCE = 3  # evaluations without a better score that end a run on other ratings than ml-20m
 
 
@@ -71,7 +78,9 @@ def make(config: Any, cache_dir: str) -> Ncf:
             f"config.num_ratings={settings.num_ratings}: must be more than config.num_users="
             f"{settings.num_users}, because one rating of each user is held out"
         )
-    return Ncf(settings, cache_dir)
+    # MLPerf's clock runs while it scores, and random batches have nothing to compare with.
+    compares = not (settings.dataset or config.get("mlperf", {}).get("format"))
+    return Ncf(settings, cache_dir, compares)
 
 
 def stopping(values: Mapping[str, Any], sizes: Mapping[str, int]) -> tuple[float, int]:
@@ -96,7 +105,7 @@ def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, A
     return {**values, "target": target, "patience": patience}
 
 
-MODEL = Model(restored=restored)
+MODEL = Model(body_keys=("gmf_dim", "mlp_layers"), restored=restored)
 
 
 class Ncf(Benchmark):
@@ -108,10 +117,14 @@ class Ncf(Benchmark):
     data: Interactions  # who rated what, once that is opened: both splits
     complete: Interactions  # the same without `config.train_fraction`, for the evaluation
 
-    def __init__(self, settings: Settings, cache_dir: str):
+    def __init__(self, settings: Settings, cache_dir: str, compares: bool):
+        """`compares` is whether popularity and an item-kNN are scored besides the model."""
         self.targets = (Target(f"hr_at_{ranking.TOP}", settings.target),)
-        self.settings, self._cache_dir = settings, cache_dir
+        self.settings, self._cache_dir, self._compares = settings, cache_dir, compares
+        self._matches: dict[str, dict[str, growth.Match]] = {}  # with the model of a folder
         self.holdout = Holdout.parse(settings.eval_holdout, settings.seed)
+        if self.holdout.rule == "none":
+            self.no_evaluation = "config.eval_holdout='none'"
 
     @property
     def model(self) -> models.NeuMF:
@@ -149,7 +162,13 @@ class Ncf(Benchmark):
             )
         target, self.default_patience = stopping(vars(settings), sizes)
         self.targets, self.data = (Target(self.targets[0].metric, target),), data
+        if self._cache_dir:
+            growth.keep(self._row_names, self._cache_dir)
         return self.num_examples(split)
+
+    @functools.cached_property
+    def _row_names(self) -> bytes:
+        return growth.row_names(self.settings.data_dir, self.data)
 
     @functools.cached_property
     def _samplers(self) -> dict[str, NegativeSampler]:
@@ -195,6 +214,7 @@ class Ncf(Benchmark):
             "num_items": self.model.num_items,
             "rows_of_tables": "users with enough ratings, and the items they rated, by id",
             "rows_digest": self.data.rows_digest,
+            "names_digest": growth.digest(self._row_names),
             "held_out": rule + details.get(rule, ""),
         }
 
@@ -202,7 +222,10 @@ class Ncf(Benchmark):
         data = self.complete
         sizes = f"{data.num_positives:,} ratings to train on of {data.num_users:,} users"
         content = {"ratings": f"{sizes}, {data.num_items:,} items, CRC-32 {data.checksum:08x}"}
-        names = ("num_users", "num_items", "rows_digest", "held_out")  # others were trained on
+        if self._matches:  # by name, whatever the numbers of the rows are
+            return Identity(content=content)
+        # Other held-out items were trained on.
+        names = ("num_users", "num_items", "rows_digest", "names_digest", "held_out")
         metadata = self.metadata
         return Identity({name: metadata[name] for name in names}, content)
 
@@ -244,7 +267,7 @@ class Ncf(Benchmark):
                 f"users are ranked, {(held & ~past).sum():,} have no rows before and are not; "
                 f"{new.sum():,} rows are of items that nobody chose before"
             ]
-        if not self.default_patience:
+        if not (self.default_patience and evaluating):
             return notes
         return [
             *notes,
@@ -279,6 +302,31 @@ class Ncf(Benchmark):
         indices = np.zeros((1, 1), np.int32)
         return self.model.init(rng, indices, indices)["params"], {}
 
+    def adopt(self, params: Any, model_state: Any, loaded: Any) -> tuple[Any, Any]:
+        """Also puts the rows of an earlier table's users and items where they are now."""
+        mixed, model_state = super().adopt(params, model_state, loaded)
+        source, manifest = loaded["source"], loaded["manifest"]
+        # MLPerf's clock runs before the data are opened; models of images have no tables.
+        if not hasattr(self, "data") or not {"users", "items"} <= loaded["params"].keys():
+            return mixed, model_state
+        tables = {side: loaded["params"][side]["embedding"] for side in ("users", "items")}
+        same = all(mixed[side]["embedding"] is table for side, table in tables.items())
+        if same and "names_digest" not in manifest:  # the digest of the ids is compared
+            return mixed, model_state
+        if source not in self._matches:
+            found = growth.match(source, manifest, self._row_names, self.data)
+            growth.compare_ratings(source, manifest, found, self.complete)
+            self._matches[source] = found
+        for side, match in self._matches[source].items():
+            initial = params[side]["embedding"]
+            if initial.shape[1:] != tables[side].shape[1:]:
+                raise CheckpointError(
+                    f"its vectors have {tables[side].shape[1]} numbers, config.gmf_dim and half of "
+                    f"config.mlp_layers[0] make {initial.shape[1]}: leave both keys out"
+                )
+            mixed = {**mixed, side: {"embedding": match.grow(initial, tables[side])}}
+        return mixed, model_state
+
     def loss(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array], rng: jax.Array
     ) -> tuple[Terms, Terms, Any]:
@@ -301,9 +349,7 @@ class Ncf(Benchmark):
         users = batch["user"]
         if "items" in batch:
             scores = self.logits(params, users, batch["items"])
-            hit, gain = ranking.hr_and_ndcg(ranking.ranks(scores, batch["items"]))
-            hits = {f"hr_at_{ranking.TOP}": hit, f"ndcg_at_{ranking.TOP}": gain}
-            return {"user": users, **hits}
+            return {"user": users, **ranking.sampled_ranking(scores, batch["items"])}
         logits = self.model.of_all_items(params)
 
         def rank(row: tuple[jax.Array, ...]) -> dict[str, jax.Array]:
@@ -322,7 +368,44 @@ class Ncf(Benchmark):
         names = [f"{kind}_at_{cut}" for cut in ranking.CUTS for kind in kinds]
         return (*first, *(name for name in names if name not in first))
 
+    @functools.cached_property
+    def baselines(self) -> dict[str, dict[str, float]]:
+        """`own_scores` of the baselines, by their names; {} in a run that compares nothing.
+
+        They are computed once, and kept in a file for the next run on the same data.
+        """
+        if not self._compares:
+            return {}
+        settings, names, total = self.settings, self.score_names, len(self.complete.evaluated)
+
+        def compute() -> baselines.Scores:
+            _log.info("NOTE popularity and an item-kNN are scored for comparison, once per workdir")
+            size = min(total, baselines.batch_size(self.complete))
+            batches = self.eval_batches(size, 0, 1)
+            rows = baselines.predictions(self.data, batches, total).values()
+            scores = [self.own_scores(iter(of_one)) for of_one in rows]
+            return baselines.Scores(np.array([[x[name] for name in names] for x in scores]))
+
+        facts = self.data.checksum, self.complete.checksum, settings.eval_negatives, settings.seed
+        path = f"{self._cache_dir}/baselines" if self._cache_dir else ""
+        key = json.dumps([*facts, names, baselines.NEIGHBOURS, baselines.SHRINKAGE])
+        values = caches.cached_arrays(baselines.Scores, path, key, compute).values.tolist()
+        return {
+            baseline: dict(zip(names, scores, strict=True))
+            for baseline, scores in zip(baselines.LABELS, values, strict=True)
+        }
+
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
+        """Also HR@10 and NDCG@10 of the baselines, such as "item_knn_hr_at_10"."""
+        others = {
+            f"{name}_{metric}": scores[metric]
+            for name, scores in self.baselines.items()
+            for metric in self.score_names[:2]
+        }
+        return self.own_scores(rows) | others
+
+    def own_scores(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
+        """The scores of the model whose rows these are, or of a baseline."""
         every = list(rows)
         shares = ({k: x for k, x in row.items() if k not in ("user", "top")} for row in every)
         scores = mean_scores(shares)
@@ -333,9 +416,23 @@ class Ncf(Benchmark):
         return scores
 
     def headline(self, scores: Mapping[str, float]) -> Mapping[str, float]:
-        """HR and NDCG, and of full rankings the coverage, at 10."""
+        """HR and NDCG, and of full rankings the coverage, at 10; HR of the better baseline."""
         shown = [f"{kind}_at_{ranking.TOP}" for kind in ("hr", "ndcg", "recall", "coverage")]
+        others = {name: scores.get(f"{name}_{shown[0]}", -1.0) for name in baselines.LABELS}
+        shown.append(f"{max(others, key=others.__getitem__)}_{shown[0]}")
         return {name: scores[name] for name in shown if name in scores}
+
+    def score_notes(self, scores: Mapping[str, float]) -> list[str]:
+        notes = []
+        for name, label in baselines.LABELS.items():
+            lost = [
+                f"{metric.replace('_', ' ')} {scores[metric]:.4f} against {other:.4f}"
+                for metric in self.score_names[:2]
+                if scores.get(metric, math.inf) <= (other := scores.get(f"{name}_{metric}", -1.0))
+            ]
+            if lost:
+                notes.append(f"the model does not beat {label}: {', '.join(lost)}")
+        return notes
 
     def group_scores(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, tuple[float, int]]:
         """The hit rate by the users' number of training ratings, in quarters of the users."""

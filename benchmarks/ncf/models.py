@@ -38,9 +38,9 @@ class NeuMF(nn.Module):
 
     @property
     def users_at_once(self) -> int:
-        """How many users are scored at once, so that a layer over all items takes about 64 MB."""
+        """How many users are scored at once, so that a layer over all items takes about 16 MB."""
         widest = max((1, *self.mlp_layers[1:]))
-        return max(1, (1 << 24) // (self.num_items * widest))
+        return max(1, (1 << 22) // (self.num_items * widest))
 
     def of_all_items(self, params: Any) -> Callable[[jax.Array], jax.Array]:
         """Returns a function from a user's vector f32[w] to the logits f32[items] of all items.

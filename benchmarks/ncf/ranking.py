@@ -39,6 +39,12 @@ def hr_and_ndcg(rank: jax.Array) -> tuple[jax.Array, jax.Array]:
     return hit, hit * math.log(2) / jnp.log(rank.astype(jnp.float32) + 2)
 
 
+def sampled_ranking(scores: jax.Array, items: jax.Array) -> dict[str, jax.Array]:
+    """{"hr_at_10": f32[b], "ndcg_at_10": f32[b]} of the first of items i32[b, n] by f32[b, n]."""
+    hit, gain = hr_and_ndcg(ranks(scores, items))
+    return {f"hr_at_{TOP}": hit, f"ndcg_at_{TOP}": gain}
+
+
 def full_ranking(scores: jax.Array, chosen: jax.Array, relevant: jax.Array) -> dict[str, jax.Array]:
     """Ranks all items for one user, and scores the ranking at each of `CUTS`.
 
@@ -66,6 +72,7 @@ def full_ranking(scores: jax.Array, chosen: jax.Array, relevant: jax.Array) -> d
     scores = jnp.where(jnp.isnan(scores), jnp.where(is_relevant, -jnp.inf, jnp.inf), scores)
     scores = jnp.where(is_chosen, -jnp.inf, scores)
     best, top = jax.lax.top_k(scores, min(CUTS[-1], count))
+    best, top = jax.lax.optimization_barrier((best, top))  # else XLA's CPU sorts all scores
     is_hit, places = is_relevant[top] & (best > -jnp.inf), jnp.arange(len(best))
     # Before each of the best: other items with at least its score, and relevant ones that come
     # first. Only of items with the last one's score, some may not be among the best.
@@ -73,8 +80,8 @@ def full_ranking(scores: jax.Array, chosen: jax.Array, relevant: jax.Array) -> d
     ties = jnp.sum((scores == last) & ~is_relevant)
     others = jnp.sum(~is_hit & ~is_last & (best >= best[:, None]), 1) + is_last * ties
     first = (best > best[:, None]) | ((best == best[:, None]) & (places < places[:, None]))
-    rank = others + jnp.sum(is_hit & first, 1)
-    hits = jnp.sum(is_hit[:, None] & (rank[:, None] == places), 0, dtype=jnp.float32)
+    rank = jnp.where(is_hit, others + jnp.sum(is_hit & first, 1), len(best))
+    hits = jnp.zeros(len(best)).at[rank].set(1, mode="drop")
     total = jnp.maximum(jnp.sum(is_relevant), 1)
     gains = 1 / jnp.log2(places + 2.0)
     outputs = {"top": jnp.where(best > -jnp.inf, top, -1)}

@@ -14,6 +14,8 @@ import optax
 
 from benchmarks.base import span
 from benchmarks.exhibits import csv_file, even_groups
+from benchmarks.ncf.baselines import NEIGHBOURS
+from benchmarks.ncf.models import NeuMF
 from benchmarks.ncf.names import NAMES, TITLES, Finder, read_names
 from benchmarks.ncf.ranking import TOP
 from benchmarks.ncf.ratings import Interactions
@@ -26,15 +28,18 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("tpu_suite")
 _GROUPS = 10  # deciles
+_ROWS = "rows_digest", "names_digest"  # an earlier version has not the second one
 # Training of a new user's vector; docs/ncf.md has measurements.
 _NEIGHBOURS = 10  # known users of whom it is the mean at first
 _STEPS, _RATE = 30, 0.01
 _POSITIVES = 64  # items in a step; four times as many negatives, as in training
+_FITTED = 2048  # users to whose logits the items' search vectors are fitted, at most
 # The inputs and outputs of the program.
 _MEANING = {
     "user": "ids of users, as in the file of ratings; users.csv, if any, lists them",
     "item": "ids of items, as in the file of ratings; items.csv lists them",
-    "score": "the probability that the user rates the item; NaN for an unknown id",
+    "score": "the probability that the user rates the item; NaN for an unknown id, and for a user "
+    "whose items are all held out",
 }
 
 
@@ -55,7 +60,8 @@ class NcfUses(Items):
             self._benchmark.open("train")
         except DataError as error:
             raise DataError(f"{error}; --data_dir names another folder of the ratings") from error
-        if self._benchmark.data.rows_digest != manifest["rows_digest"]:
+        metadata = self._benchmark.metadata
+        if any(manifest.get(key, metadata[key]) != metadata[key] for key in _ROWS):
             raise CheckpointError(
                 f"the ratings in {self._benchmark.settings.data_dir} have other users or items "
                 f"than {source}: give the --data_dir that the model was trained on"
@@ -72,6 +78,31 @@ class NcfUses(Items):
         logits = jax.lax.map(model.of_all_items(params), vectors, batch_size=model.users_at_once)
         return jax.nn.sigmoid(logits)
 
+    def search_vectors(self, params: Any) -> tuple[np.ndarray, np.ndarray]:
+        """The linear function of the user's vector that is nearest to the logits of known users.
+
+        A logit of NeuMF is no inner product, but nearly linear in the user's vector; docs/ncf.md
+        has measurements. The numbers of users have a mean of 0 and a variance of 1, and no
+        correlation: so the cosine of two items is the correlation of their fitted logits.
+        """
+        if not all(np.isfinite(x).all() for x in jax.tree.leaves(params)):
+            raise CheckpointError("the model's weights are not finite: its run has diverged")
+        trained = np.flatnonzero(np.diff(self._benchmark.data.starts))
+        vectors = params["users"]["embedding"][trained[:: -(-len(trained) // _FITTED)]]
+        mean, root = vectors.mean(0), len(vectors) ** 0.5
+        left, sizes, right = np.linalg.svd(vectors - mean, full_matrices=False)
+        rank = int((sizes > 1e-5 * sizes[0]).sum())
+        matrix = np.zeros((len(mean) + 1, rank + 1), np.float32)
+        matrix[:-1, :rank] = root * right[:rank].T / sizes[:rank]
+        matrix[-1] = np.append(-mean @ matrix[:-1, :rank], 1)
+        users = np.insert(root * left[:, :rank], rank, 1, axis=1)
+        items = jax.jit(functools.partial(fit_items, self._benchmark.model))(params, vectors, users)
+        return np.asarray(items), matrix
+
+    def is_trained(self) -> np.ndarray:
+        data = self._benchmark.data
+        return np.bincount(data.items, minlength=data.num_items) > 0
+
     def finder(self, kind: Literal["user", "item"]) -> Finder:
         data, settings = self._benchmark.data, self._benchmark.settings
         ids, lists = (data.user_ids, NAMES) if kind == "user" else (data.item_ids, TITLES)
@@ -81,8 +112,17 @@ class NcfUses(Items):
             _log.info("NOTE the %ss have no names: %s", kind, error)
             return Finder(kind, ids, {})
 
-    def vector(self, params: Any, user: int) -> np.ndarray:
-        return params["users"]["embedding"][user]
+    def vector(self, params: Any, user: int) -> np.ndarray | None:
+        starts = self._benchmark.data.starts
+        return params["users"]["embedding"][user] if starts[user] < starts[user + 1] else None
+
+    @functools.cached_property
+    def _raters(self) -> tuple[np.ndarray, np.ndarray]:
+        """(starts int64[items + 1], users int32[positives]): those who train on each item."""
+        data = self._benchmark.data
+        order = np.argsort(data.items, kind="stable")
+        starts = np.searchsorted(data.items[order], np.arange(data.num_items + 1))
+        return starts, data.users[order]
 
     def newcomer(self, params: Any, history: Sequence[int]) -> np.ndarray | None:
         """The vector begins as the mean of the users with the most similar items.
@@ -91,14 +131,14 @@ class NcfUses(Items):
         the rest of the model stays.
         """
         data = self._benchmark.data
-        rows = np.flatnonzero(np.isin(data.items, history))
-        users = np.searchsorted(data.starts, rows, "right") - 1
-        shared = np.bincount(users, minlength=data.num_users)
+        starts, raters = self._raters
+        of_items = [raters[starts[i] : starts[i + 1]] for i in {*history}]
+        if not any(map(len, of_items)):
+            return None
+        shared = np.bincount(np.concatenate(of_items), minlength=data.num_users)
         cosine = shared / np.sqrt(np.maximum(np.diff(data.starts), 1))  # up to a factor
         nearest = np.argsort(-cosine, kind="stable")[:_NEIGHBOURS]
         weights = np.float32(cosine[nearest])
-        if not weights.any():
-            return None
         vector = weights @ params["users"]["embedding"][nearest] / weights.sum()
         draw = np.random.default_rng(0)
         positives = draw.choice(history, (_STEPS, _POSITIVES))
@@ -114,8 +154,28 @@ class NcfUses(Items):
         return np.append(items, held_out)
 
     def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
-        """How well items are ranked that few or many users have rated."""
-        return [popularity(self._benchmark.data, by_user(rows))]
+        """The model beside the baselines, and how it ranks items that few or many have rated."""
+        benchmark, every = self._benchmark, list(rows)
+        shown = [popularity(benchmark.data, by_user(every))]
+        if benchmark.baselines:
+            own = {"model": benchmark.own_scores(iter(every))}
+            shown.insert(0, comparison({**own, **benchmark.baselines}))
+        return shown
+
+
+def fit_items(model: NeuMF, params: Any, vectors: jax.Array, users: jax.Array) -> jax.Array:
+    """f32[items, n] whose products with `users` are nearest, by squares, to the users' logits.
+
+    The users have the vectors f32[b, w]; the columns of `users` f32[b, n] are orthogonal, with a
+    mean square of 1.
+    """
+    logits = model.of_all_items(params)
+
+    def add(items: jax.Array, user: Any) -> tuple[jax.Array, None]:
+        vector, numbers = user
+        return items + jnp.outer(logits(vector), numbers / len(users)), None
+
+    return jax.lax.scan(add, jnp.zeros((model.num_items, users.shape[1])), (vectors, users))[0]
 
 
 def fit_vector(
@@ -169,6 +229,20 @@ def activity_scores(
     return scores
 
 
+def comparison(scores: Mapping[str, Mapping[str, float]]) -> Exhibit:
+    """All scores of the model and the baselines, by their names."""
+    (first, *_), columns = scores.values(), ["score", *scores]
+    rows = [[name, *(f"{x[name]:.4f}" for x in scores.values())] for name in first]
+    return Exhibit(
+        title="Is it better than something simple?",
+        text="The same rankings by popularity, the number of users who chose an item, and by an "
+        f"item-kNN: of the {NEIGHBOURS} items most similar to an item, those of the user count.",
+        columns=[name.replace("_", " ") for name in columns],
+        rows=[[name.replace("_", " "), *values] for name, *values in rows],
+        files={"baselines.csv": csv_file(columns, rows)},
+    )
+
+
 def popularity(data: Interactions, columns: Mapping[str, np.ndarray]) -> Exhibit:
     """The hit rate by how often the held-out item was rated in training; of several, the mean.
 
@@ -209,12 +283,17 @@ def make_program(
     """
     params = jax.tree.map(jnp.asarray, params)
     users, items = benchmark.data.user_ids, benchmark.data.item_ids
+    is_trained = jnp.asarray(np.diff(benchmark.data.starts) > 0)
 
     def compute(inputs: Arrays) -> Arrays:
         user, is_user = _find_rows(jnp.asarray(users), inputs["user"])
         item, is_item = _find_rows(jnp.asarray(items), inputs["item"])
         logits = benchmark.logits(params, user, item[:, None])[:, 0]
-        return {"score": jnp.where(is_user & is_item, jax.nn.sigmoid(logits), jnp.nan)}
+        return {
+            "score": jnp.where(
+                is_user & is_item & is_trained[user], jax.nn.sigmoid(logits), jnp.nan
+            )
+        }
 
     def examples(pictures: Sequence[bytes]) -> Sequence[tuple[Arrays, None]]:
         draw = np.random.default_rng(0)

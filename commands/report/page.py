@@ -55,6 +55,8 @@ def render(record: Record, examined: Examined) -> str:
 
 def _verdict(record: Record, examined: Examined) -> list[dict[str, Any]]:
     """One entry for each target: the score of the evaluated checkpoint, and how it compares."""
+    if record.benchmark.no_evaluation:
+        return []
     past = record.history.scores()
     scores = examined.scores or past.get(examined.step, {})
     entries = []
@@ -84,10 +86,11 @@ def _verdict(record: Record, examined: Examined) -> list[dict[str, Any]]:
 def _notes(record: Record, examined: Examined) -> list[str]:
     """Sentences about the evidence: what was evaluated, and what to doubt."""
     data = f"{examined.examples:,} {record.benchmark.unit}" if examined.examples else "no data"
-    about = f"step {examined.step:,} (epoch {record.epoch(examined.step):.2f}), evaluated again"
+    again = "" if record.benchmark.no_evaluation else f", evaluated again on {data}"
+    about = f"step {examined.step:,} (epoch {record.epoch(examined.step):.2f}){again}"
     if record.imported:
-        about = "the imported model, evaluated"
-    notes = [record.end, f"This report is about the checkpoint of {about} on {data}."]
+        about = f"the imported model, evaluated on {data}"
+    notes = [record.end, f"This report is about the checkpoint of {about}."]
     targets = [target.metric for target in record.targets]
     shown = record.benchmark.headline(examined.scores) if examined.scores else {}
     others = [
@@ -97,6 +100,8 @@ def _notes(record: Record, examined: Examined) -> list[str]:
     ]
     notes += [f"Its other scores: {', '.join(others)}."] if others else []
     then = record.history.scores().get(examined.step, {})
+    remarks = record.benchmark.score_notes(examined.scores or then)
+    notes += [f"{remark[:1].upper()}{remark[1:]}." for remark in remarks]
     for metric in targets:
         if abs(then.get(metric, math.nan) - examined.scores.get(metric, math.nan)) > 1e-6:
             notes.append(
@@ -221,6 +226,7 @@ def _curves(record: Record) -> bytes:
         return b""
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/curves.png"
-        targets = [target.metric for target in record.targets]
+        shown = () if record.benchmark.no_evaluation else record.targets
+        targets = [target.metric for target in shown]
         draw_curves(record.history.rows, path, "", targets)
         return pathlib.Path(path).read_bytes()

@@ -39,7 +39,7 @@ from engine import cadence, pace, sharding
 from engine.checkpoint import model_source
 from engine.checkpoint.manifest import changes
 from engine.checkpoint.saver import Diverged
-from engine.checks import check_plan
+from engine.checks import check_evaluates, check_plan
 from engine.cluster import processes
 from engine.evaluate import begin_evaluation, examining
 from engine.plan import Settings, make_plan, read_settings
@@ -114,6 +114,7 @@ def _plan(settings: Settings, seeds: int) -> tuple[dict[str, Any], list[PartRun]
     """What the scores are about, and the parts, the smallest first; says what each costs."""
     begun = time.monotonic()
     with Run.at_work(settings) as (opened, _):
+        check_evaluates(opened.programs)
         opened.open_data("train", "eval")
         benchmark, target = opened.benchmark, opened.targets[0]
         if lower_is_better(target.metric):

@@ -41,17 +41,19 @@ class Weights(NamedTuple):
     source: str  # the folder of the checkpoint
     params: Any
     model_state: Any
+    manifest: Mapping[str, Any] = {}  # of the checkpoint; another library's weights have none
 
 
 def read_step(checkpoints: Checkpointer, step: int) -> Weights:
     """Reads the weights of one step."""
-    description = checkpoints.manifest(step)["tree"]["model"]
-    model = {"params": {}, "model_state": {}, "ema": {}} | manifests.placeholders(description)
+    manifest = checkpoints.manifest(step)
+    description = manifests.placeholders(manifest["tree"]["model"])
+    model = {"params": {}, "model_state": {}, "ema": {}} | description
     if model["ema"]:
         model["ema"] = {"model_state": {}} | model["ema"]
     model = checkpoints.restore(step, {"model": model})["model"]
     weights, source = model["ema"] or model, f"{checkpoints.directory}/{step}"
-    return Weights(source, weights["params"], weights["model_state"])
+    return Weights(source, weights["params"], weights["model_state"], manifest)
 
 
 @dataclasses.dataclass(frozen=True)

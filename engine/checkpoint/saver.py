@@ -8,6 +8,7 @@ import functools
 import json
 import logging
 import time
+import types
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
@@ -317,9 +318,10 @@ def adopt(
     `new` keep their initial arrays. Returns (params, model_state, adoption).
     """
     loaded = {"params": weights.params, "model_state": weights.model_state}
+    origin = {"source": weights.source, "manifest": types.MappingProxyType(weights.manifest)}
     ours = {"params": params, "model_state": model_state}
     try:
-        mixed = dict(zip(ours, merge(params, model_state, loaded), strict=True))
+        mixed = dict(zip(ours, merge(params, model_state, loaded | origin), strict=True))
     except CheckpointError as error:
         raise CheckpointError(f"config.init_from={weights.source}: {error}") from error
     before, after, others = by_name(ours), by_name(mixed), by_name(loaded)

@@ -56,13 +56,13 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The result for one slice: the job and its two programs, or an `error` in one line."""
+    """The result for one slice: the job and its programs, or an `error` in one line."""
 
     topology: Topology
     batch: int  # over all devices
     job: Job | None = None
     train: Program | None = None
-    predict: Program | None = None
+    predict: Program | None = None  # None for a job without evaluations, too
     error: str = ""
     fits: bool | None = True  # False if the compiler refused it for lack of HBM; None if not known
     micro_batches: int = 1  # of a step
@@ -92,21 +92,22 @@ def row(outcome: Outcome, price: float | None = None) -> dict[str, Any]:
         "error": outcome.error,
     }
     job, train, predict = outcome.job, outcome.train, outcome.predict
-    if job is None or train is None or predict is None:
+    if job is None or train is None or (predict is None and job.evaluations):
         return numbers
+    programs = [train, predict] if predict else [train]
     numbers |= {
         "memory": train.memory,
         "memory_arguments": train.arguments,
         "memory_temporaries": train.temporaries,
         "memory_program": train.code,
-        "memory_of_evaluation": predict.memory,
+        "memory_of_evaluation": predict.memory if predict else 0,
         "collectives": {k: {"count": n, "bytes": b} for k, (n, b) in train.collectives.items()},
-        "notes": list(dict.fromkeys(train.notes + predict.notes)),
-        "compile_seconds": train.compile_seconds + predict.compile_seconds,
+        "notes": list(dict.fromkeys(note for program in programs for note in program.notes)),
+        "compile_seconds": sum(program.compile_seconds for program in programs),
     }
     numbers |= _speed(topology, job, train)
     step = train.seconds
-    evaluation = math.ceil(job.eval_examples / job.eval_batch) * predict.seconds
+    evaluation = math.ceil(job.eval_examples / job.eval_batch) * (predict.seconds if predict else 0)
     run = job.steps * step + job.evaluations * evaluation
     hours = topology.chips * run / 3600
     numbers |= {

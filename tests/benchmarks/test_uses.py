@@ -98,7 +98,12 @@ def check_items(uses: Items, benchmark: Any, params: Any, state: Any) -> None:
     rated, vector = uses.rated(0), uses.vector(params, 0)
     assert rated.dtype.kind == "i" and rated.max() < len(items.ids)
     newcomer = uses.newcomer(params, rated.tolist())
-    assert newcomer is not None and shape(newcomer) == shape(vector) and vector.ndim == 1
+    assert newcomer is not None and vector is not None
+    assert shape(newcomer) == shape(vector) and vector.ndim == 1
+    table, matrix = uses.search_vectors(params)
+    assert table.dtype == matrix.dtype == np.float32
+    assert len(table) == len(items.ids) and matrix.shape == (len(vector) + 1, table.shape[1])
+    assert shape(uses.is_trained()) == ((len(items.ids),), np.bool_)
     vectors = jax.ShapeDtypeStruct((2, len(vector)), np.float32)
     scores = jax.eval_shape(uses.scores, params, vectors)
     assert shape(scores) == ((2, len(items.ids)), np.float32)

@@ -72,6 +72,13 @@ def test_nothing_is_wrong(diagnose):
     assert "2 per device" in findings["devices"][0]["text"]
 
 
+@pytest.mark.usefixtures("nothing_held_out")
+def test_nothing_is_wrong_where_nothing_is_held_out(diagnose):
+    code, findings = diagnose(patience=3)
+    assert code == 0 and not faults(findings)
+    assert "90 images to train, 0 to evaluate" in findings["data"][0]["text"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "check", "message"),
     [
@@ -144,6 +151,7 @@ def test_versions(versions, chips, statuses, monkeypatch):
 def test_a_batch_of_more_than_an_epoch(size, statuses):
     case: Any = types.SimpleNamespace(
         settings=types.SimpleNamespace(train_batch_size=size),
+        splits=("train", "eval"),
         open_data=lambda: types.SimpleNamespace(
             unit="images",
             num_examples=lambda split: 90,
@@ -160,6 +168,7 @@ def test_the_input_may_take_four_fifths_of_the_free_memory(needed, status, monke
         settings=types.SimpleNamespace(
             train_batch_size=4, eval_batch_size=8, config={"train": 1, "eval": 2}
         ),
+        splits=("train", "eval"),
         open_data=lambda: types.SimpleNamespace(
             host_bytes=lambda split, *_: {(split,): needed // 2}
         ),

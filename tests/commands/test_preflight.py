@@ -112,6 +112,18 @@ def test_auto_finds_the_micro_batches_that_fit_the_slice(monkeypatch):
     assert outcome.fits is False and "no value fits" in outcome.error
 
 
+@pytest.mark.usefixtures("slice_of_this_machine", "nothing_held_out")
+def test_a_run_without_evaluation_takes_the_time_of_its_training(monkeypatch):
+    monkeypatch.setattr(preflight, "compile_program", lambda *_: TRAIN)
+    monkeypatch.setattr(preflight, "_forward_flops", lambda benchmark: None)
+    config = make_tiny_config("", num_train_images=90, patience=2)
+    outcome = preflight.compiled(read_settings(config), V3, ("train", "predict"), print)
+    row = estimates.row(outcome)
+    assert (outcome.error, outcome.predict, row["evaluation_seconds"]) == ("", None, 0)
+    assert row["run_seconds"] == pytest.approx(12 * TRAIN.seconds)
+    assert "complete run" in estimates.tables([row], "images")
+
+
 @pytest.mark.long
 def test_neither_data_nor_tensorflow_are_needed():
     code = """

@@ -69,7 +69,7 @@ MEANINGFUL: dict[Any, str] = {
     "dataset decay_steps eval_annotations eval_files eval_offset eval_references eval_source "
     "eval_target freeze init_env init_from init_without learning_rate_decay_steps "
     "log_step_count_steps mlperf.format mlperf.org mlperf.platform profile_steps "
-    "steps_per_checkpoint steps_per_eval tracker train_files train_source "
+    "steps_of steps_per_checkpoint steps_per_eval tracker train_files train_source "
     "train_target vocabulary_file warmup_steps",
     (): "box_features image_sizes learning_rate_decay_epochs learning_rate_decay_factors "
     "mask_features",
@@ -101,7 +101,8 @@ def trials(key: str, value: Any) -> list[Any]:
     """Values to try for a key that has a sensible one."""
     kind = type(value)
     is_duration = kind is str and ("steps" in key or key == "eval_offset")
-    durations = DURATIONS if is_duration and key != "profile_steps" else []
+    others = "profile_steps", "steps_of"  # a range, and a workdir
+    durations = DURATIONS if is_duration and key not in others else []
     return [*WRONG[kind], *durations, *EMPTY.get(kind, ())]
 
 

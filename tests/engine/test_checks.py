@@ -21,7 +21,9 @@ def check(examples, devices=8, **overrides):
     settings = read_settings(make_tiny_config("/nowhere", **overrides))
     plan = make_plan(settings, settings.load_benchmark(""), examples)
     programs: Any = types.SimpleNamespace(
-        settings=settings, mesh=types.SimpleNamespace(size=devices)
+        settings=settings,
+        mesh=types.SimpleNamespace(size=devices),
+        benchmark=settings.load_benchmark(""),
     )
     state: Any = None
     check_plan(programs, plan, state, True)
@@ -132,6 +134,12 @@ def test_the_targets_that_mlperf_asks_for_are_accepted(name, tmp_path):
         changes |= {key: float(value) for key, value in advised(refused.value).items()}
     check_mlperf(config, str(tmp_path), **changes)
     assert min(changes.values()) > 0.01
+
+
+def test_mlperf_needs_something_to_evaluate(tmp_path):
+    keys = {"eval_holdout": "none", "mlperf": {"format": "v0.5"}}
+    with pytest.raises(ConfigError, match="config.eval_holdout='none' leaves no evaluation"):
+        check_mlperf(load("ncf"), str(tmp_path), **keys)
 
 
 def check_mlperf(config, workdir, **changes):

@@ -135,9 +135,10 @@ def prepare(args: argparse.Namespace) -> str:
     users, user_ids, names = _ids(log.user_names, log.users[kept])
     storage.write(os.path.join(args.out, _USERS), _csv("user_id,name", user_ids, names))
     items, item_ids, names = _ids(log.item_names, log.items[kept])
-    if titles:
-        names = [titles.get(name, name) for name in names.to_pylist()]
-    storage.write(os.path.join(args.out, _ITEMS), _csv("item_id,title", item_ids, names))
+    # The names stay beside the titles: they tell the same item in a later table.
+    shown = [titles.get(name, name) for name in names.to_pylist()]
+    lines = _csv("item_id,title,name", item_ids, shown, names)
+    storage.write(os.path.join(args.out, _ITEMS), lines)
     columns = (users, items, log.times[kept])
     storage.write(os.path.join(args.out, _RATINGS), _csv("user_id,item_id,timestamp", *columns))
     names = (_RATINGS, _USERS, _ITEMS)

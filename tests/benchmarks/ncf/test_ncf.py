@@ -169,7 +169,8 @@ def test_scores_are_means_over_users():
         users, hit = np.arange(len(hits), dtype=np.int32), np.array(hits, np.float32)
         return {"user": users, "hr_at_10": hit, "ndcg_at_10": hit / 2}
 
-    actual = load(**SMALL).score(iter([row(1, 0, 0), row(1)]))
+    benchmark: Any = load(**SMALL)
+    actual = benchmark.own_scores(iter([row(1, 0, 0), row(1)]))
     assert actual == {"hr_at_10": 0.5, "ndcg_at_10": 0.25}
 
 
@@ -275,6 +276,7 @@ V05 = {"format": "v0.5"}
         ({"mlperf": {"format": "mllog"}}, r"format='mllog'.*'v0\.5'"),
         ({"optimizer": "sgd"}, r"optimizer='sgd'"),
         ({"eval_holdout": "random"}, r"eval_holdout='random'.*'latest'"),
+        ({"eval_negatives": "all"}, r"eval_negatives='all'"),
     ],
 )
 def test_logs_that_mlperf_has_not(overrides, words, tmp_path, clock):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.ncf import ratings
+from benchmarks.ncf.holdout import Holdout
 from common.errors import ConfigError, DataError
 from common.tensorflow import tensorflow
 
@@ -45,7 +46,7 @@ def write(folder, name, text):
 
 
 def load(folder, min_ratings=2, cache="", seed=None):
-    holdout = ratings.Holdout() if seed is None else ratings.Holdout("random", seed)
+    holdout = Holdout() if seed is None else Holdout("random", seed)
     return ratings.load_interactions(str(folder), min_ratings, cache, holdout)
 
 
@@ -220,7 +221,7 @@ def test_each_item_is_equally_likely_to_be_held_out():
     users, items = (x.ravel().astype(np.uint32) for x in np.indices((40, 8)))
     items += users % 3  # so that nobody has rated all
     raw = ratings.Ratings(users, items, items)
-    rules = [ratings.Holdout("random", seed) for seed in range(250)]
+    rules = [Holdout("random", seed) for seed in range(250)]
     drawn = [ratings.index_ratings(raw, 2, "", rule).held_out for rule in rules]
     counts = np.bincount((drawn - np.arange(40) % 3).ravel(), minlength=8)
     assert ((counts - 1250) ** 2 / 1250).sum() < 7 + 5 * 14**0.5  # chi-squared of 7 degrees
@@ -256,7 +257,7 @@ def test_the_rows_since_a_date_are_held_out(text, first, tmp_path):
         newest = sorted(unique.values(), reverse=True)
         first = newest[round(len(newest) * (0.3 if text == "30%" else 0.1)) - 1]
     write(tmp_path, "ratings.csv", csv(rows))
-    rule = ratings.Holdout.parse(text, 0)
+    rule = Holdout.parse(text, 0)
     data = ratings.load_interactions(str(tmp_path), 2, "", rule)
     expected = by_date(rows, first)
     assert data.user_ids.tolist() == sorted(expected) and data.held_from == first
@@ -276,7 +277,7 @@ def test_the_rows_since_a_date_are_held_out(text, first, tmp_path):
 def test_nothing_is_held_out(tmp_path):
     rows = make_rows()
     write(tmp_path, "ratings.csv", csv(rows))
-    data = ratings.load_interactions(str(tmp_path), 2, "", ratings.Holdout.parse("none", 0))
+    data = ratings.load_interactions(str(tmp_path), 2, "", Holdout.parse("none", 0))
     assert data.num_positives == data.num_ratings == len(rows)
     assert not len(data.held_out) and not len(data.evaluated)
 
@@ -288,20 +289,20 @@ def test_nothing_is_held_out(tmp_path):
 def test_a_date_outside_the_rows(text, says, tmp_path):
     write(tmp_path, "ratings.csv", csv(make_rows()))
     with pytest.raises(DataError, match=rf"from 1970-01-12 to 1970-01-12, so {says}"):
-        ratings.load_interactions(str(tmp_path), 2, "", ratings.Holdout.parse(text, 0))
+        ratings.load_interactions(str(tmp_path), 2, "", Holdout.parse(text, 0))
 
 
 def test_a_date_that_no_user_has_rows_on_both_sides_of(tmp_path):
     lines = [HEADER, "1,5,1,100", "1,6,1,100", "2,7,1,900", "2,8,1,900"]
     write(tmp_path, "ratings.csv", "\n".join(lines))
     with pytest.raises(DataError, match="before 1970-01-01 and since"):
-        ratings.load_interactions(str(tmp_path), 2, "", ratings.Holdout("date", since=500))
+        ratings.load_interactions(str(tmp_path), 2, "", Holdout("date", since=500))
 
 
 @pytest.mark.parametrize("text", ["0%", "100%", "nan%", "-5%", "%", "2018", "2018-13-01", "All"])
 def test_words_that_are_no_rule(text):
     with pytest.raises(ConfigError, match="config.eval_holdout"):
-        ratings.Holdout.parse(text, 0)
+        Holdout.parse(text, 0)
 
 
 # --- Mistakes.

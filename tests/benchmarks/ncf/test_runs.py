@@ -1,6 +1,8 @@
 """Made-up ratings, runs that come near their ceiling, and the command line."""
 
+import itertools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 
 import benchmarks.ncf
+import predict
 import train
 from benchmarks.base import Target
 from benchmarks.ncf.preparation import ratings
@@ -22,6 +25,7 @@ from engine.checkpoint import model_source
 from engine.evaluate import examining
 from engine.plan import read_settings
 from scripts import prepare
+from tests.conftest import resolved
 from tests.test_train import assert_same_state, state_on_disk
 
 
@@ -173,6 +177,57 @@ def test_a_run_on_own_ratings_ends_when_its_score_stops_rising(tiny_ratings, tmp
         with examining(told, "latest") as examination:
             evaluated = examination.run.benchmark.targets
         assert record.benchmark.targets == evaluated == (Target("hr_at_10", 0.0),)
+
+
+@pytest.mark.long
+def test_a_last_run_trains_on_everything(tiny_ratings, tmp_path, caplog, capsys):
+    """As long as the best evaluation of the first run; it resumes bit for bit."""
+    first, at_once, in_parts = (tmp_path / name for name in ("first", "at_once", "in_parts"))
+    keys: dict[str, Any] = {"data_dir": tiny_ratings, "stop_at_target": False}
+    train.train_and_evaluate(settings(first, **keys, eval_holdout="latest", patience=0))
+    lines = map(json.loads, (first / "metrics.jsonl").read_text().splitlines())
+    rates = {row["step"]: row["hr_at_10"] for row in lines if row["split"] == "eval"}
+    best = min(step for step, rate in rates.items() if rate == max(rates.values()))
+
+    config = ncf.get_config()
+    keys |= {"eval_holdout": "none", "steps_of": str(first), "patience": 2}
+    config.update({**TINY, **keys, "train_steps": "99 epochs"})
+    asked, notes = resolved(config, at_once)
+    assert (asked.train_steps, asked.config["train_steps"]) == (str(best), str(best))
+    (unlike,) = [note for note in notes if note.startswith(f"unlike {first}: ")]
+    assert "config.eval_holdout was 'latest', is now 'none'" in unlike
+    with caplog.at_level("INFO", logger="tpu_suite"):
+        assert train.train_and_evaluate(asked) == {}
+        assert "without effect: config.patience" in caplog.text
+        shutil.copytree(at_once, in_parts)
+        shutil.rmtree(in_parts / f"checkpoints/{best}")
+        (first / "metrics.jsonl").unlink()
+        train.train_and_evaluate(resolved(config, in_parts)[0])
+        assert f"resuming at step {(best - 1) // 3 * 3}" in caplog.text
+    assert_same_state(state_on_disk(at_once, best), state_on_disk(in_parts, best))
+    model = model_source.load(str(at_once))
+    assert (model.step, model.manifest["num_train_examples"]) == (best, 46 * 5)
+    assert '"split": "eval"' not in (at_once / "metrics.jsonl").read_text()
+
+    # One epoch has each row of the file.
+    benchmark = asked.load_benchmark("")
+    benchmark.open("train")
+    (batch,) = itertools.islice(benchmark.train_batches(46 * 5, 0, 1, 0), 1)
+    own = [batch[side][batch["label"]] for side in ("user", "item")]
+    rows = Path(tiny_ratings, "ratings.csv").read_text().split()[1:-1]
+    pairs = {tuple(map(int, row.split(",")[:2])) for row in rows}
+    users, items = (sorted(ids) for ids in map(set, zip(*pairs, strict=True)))
+    assert {(users[user], items[item]) for user, item in zip(*own, strict=True)} == pairs
+
+    with pytest.raises(DataError, match="config.eval_holdout='none': .* nothing to evaluate"):
+        evaluating.evaluate(asked, "latest", 0)
+    with pytest.raises(DataError, match="held_out: 'none' in the checkpoint, 'latest' in"):
+        evaluating.evaluate(settings(at_once, data_dir=tiny_ratings), "latest", 0)
+    capsys.readouterr()
+    assert predict.main([f"--workdir={at_once}", "--user=8", "--top=3", "--format=json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert len(row["items"]) == 3
+    assert not {item["item"] for item in row["items"]} & {item for user, item in pairs if user == 8}
 
 
 def test_without_data_one_line_says_so(tmp_path, monkeypatch):

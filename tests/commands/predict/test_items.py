@@ -27,16 +27,33 @@ from tests.commands.predict.test_predict import refusal
 USERS, ITEMS = [7 * i + 1 for i in range(23)], [10 * i + 5 for i in range(12)]  # ids in the file
 
 
-@pytest.fixture
-def model(tiny_ratings, opens, request):
+def ncf_of(opens, folder, holdout, negatives: Any = 10):
     """(benchmark, parameters) of an NCF, which predict.py opens."""
     config = ncf.get_config()
-    config.update({"data_dir": tiny_ratings, "min_ratings": 2, "eval_negatives": 10})
-    config.eval_holdout = getattr(request, "param", "latest")
+    config.update({"data_dir": str(folder), "min_ratings": 2, "eval_negatives": negatives})
+    config.eval_holdout = holdout
     config.update({"gmf_dim": 3, "mlp_layers": (4, 6, 2), "compilation_cache": ""})
     values = config.to_dict()
     benchmark: Any = benchmarks.load(ml_collections.ConfigDict(values).lock(), "")
     return benchmark, opens(benchmark, values, 1).params
+
+
+@pytest.fixture
+def model(tiny_ratings, opens, request):
+    """The NCF of `tiny_ratings`."""
+    return ncf_of(opens, tiny_ratings, getattr(request, "param", "latest"))
+
+
+@pytest.fixture
+def late(tiny_ratings, opens, tmp_path):
+    """The NCF of them and of users 2 and 9, all of whose items are held out."""
+    text = pathlib.Path(tiny_ratings, "ratings.csv").read_text()
+    rows = [(1, 105), (2, 5), (2, 25), (9, 125), (9, 135)]
+    folder = tmp_path / "late"
+    folder.mkdir()
+    text += "".join(f"{user},{item},3.5,5000\n" for user, item in rows)
+    (folder / "ratings.csv").write_text(text)
+    return ncf_of(opens, folder, "1970-01-01T01:00", "all")
 
 
 def rated(user: int) -> set[int]:
@@ -254,6 +271,78 @@ def test_histories_that_cannot_be_used(call, model, named, history, words):
     assert code == 1 and row["user"] == history and all(word in row["error"] for word in words)
 
 
+def similar(table: np.ndarray, row: int) -> list[tuple[int, float]]:
+    """The rows of all others with their cosines in float64, the largest first."""
+    rows = table.astype(np.float64)
+    norms = [sum(x * x for x in vector) ** 0.5 for vector in rows]
+    cosine = [float(rows[row] @ x) / norms[row] / n for x, n in zip(rows, norms, strict=True)]
+    return sorted(((i, x) for i, x in enumerate(cosine) if i != row), key=lambda each: -each[1])
+
+
+@pytest.mark.parametrize("model", ["none"], indirect=True)  # all items are trained
+def test_similar_items_are_those_of_the_vectors_for_search_engines(call, model, named, tmp_path):
+    (tmp_path / "likes.txt").write_text("35\nGodfather, The (1972)\n\nGodfather\n")
+    code, out, err = call(
+        f"--similar={tmp_path / 'likes.txt'}", named, "--top=99", "--format=jsonl"
+    )
+    *rows, unknown = map(json.loads, out.splitlines())
+    assert code == 1 and "Godfather, The (1972)" in unknown["error"] and "1 of 3 items" in err
+    assert [row["similar_to"] for row in rows] == [35, "Godfather, The (1972)"]
+    assert call(f"--vectors={tmp_path / 'new' / 'vectors'}", named)[0] == 0
+    table = np.load(tmp_path / "new" / "vectors" / "items.npy")
+    for row, item in zip(rows, (35, 15), strict=True):
+        expected = similar(table[:, :-1], ITEMS.index(item))
+        assert [each["item"] for each in row["items"]] == [ITEMS[i] for i, _ in expected]
+        found = [each["similarity"] for each in row["items"]]
+        np.testing.assert_allclose(found, [x for _, x in expected], atol=1e-6)
+    lines = csv.DictReader(io.StringIO(call("--similar=35,15", named, "--top=2")[1]))
+    flat = [(int(x["similar_to"]), int(x["rank"]), int(x["item"]), x["title"]) for x in lines]
+    assert flat == [
+        (item, rank, each["item"], each.get("title", ""))
+        for row, item in zip(rows, (35, 15), strict=True)
+        for rank, each in enumerate(row["items"][:2], 1)
+    ]
+    shown = [*as_table([Row({"similar_to": 35}, content={**rows[0], "title": "Heat"})], 80)]
+    assert shown[0] == "similar to 35: Heat\n" and len(shown) == 12
+
+
+@pytest.mark.parametrize("model", ["none"], indirect=True)
+def test_vectors_are_of_all_users_and_items_in_the_order_of_the_lists(call, model, named, tmp_path):
+    benchmark, params = model
+    folder = tmp_path / "vectors"
+    code, out, err = call(f"--vectors={folder}", named)
+    assert (code, out) == (0, "") and "NOTE" not in err
+    users, items = (np.load(folder / f"{kind}.npy") for kind in ("users", "items"))
+    assert users.dtype == items.dtype == np.float32 and users.shape[1] == items.shape[1]
+    for kind, column, ids, known in (
+        ("user", "name", USERS, PEOPLE),
+        ("item", "title", ITEMS, FILMS),
+    ):
+        with open(folder / f"{kind}s.csv", encoding="utf-8", newline="") as file:
+            rows = [(int(row[kind]), row[column]) for row in csv.DictReader(file)]
+        assert rows == [(i, known.get(i, "")) for i in ids]
+    logits = benchmark.logits(params, np.arange(23), np.arange(12)[None].repeat(23, 0))
+    assert np.corrcoef((users @ items.T).ravel(), np.ravel(logits))[0, 1] > 0.8
+    call(f"--vectors={folder}", named)  # its own files are written again
+
+
+def test_users_who_were_not_trained_on_are_new_users(call, late, tmp_path):
+    """Users 2 and 9 have held-out items alone; nobody whom the model knows has those of 9."""
+    code, out, err = call("--user=2,9,1", "--top=99", "--format=json")
+    late_user, unknown, known = json.loads(out)
+    new = json.loads(call("--items=5,25", "--top=99", "--format=json")[1])[0]
+    assert code == 1 and late_user["items"] == new["items"] and "NOTE" in err
+    assert {each["item"] for each in late_user["items"]} == {*ITEMS, 125, 135} - {5, 25}
+    assert "trained on nobody" in unknown["error"] and len(known["items"]) == 11
+    code, out, _ = call("--similar=125,5", "--top=99", "--format=json")
+    untrained, trained = json.loads(out)
+    assert code == 1 and "trained on nobody" in untrained["error"]
+    assert {each["item"] for each in trained["items"]} == {*ITEMS} - {5}
+    code, _, err = call(f"--vectors={tmp_path / 'vectors'}")
+    users = np.load(tmp_path / "vectors" / "users.npy")
+    assert code == 0 and "NOTE" in err and users.shape[0] == 25 and np.isfinite(users).all()
+
+
 def test_unknown_users_have_a_row(call, model):
     """500 has a single rating in the file, too few for a row of the model."""
     code, out, err = call("--user=500,x,8,99999999999", "--format=jsonl")
@@ -266,6 +355,7 @@ def test_unknown_users_have_a_row(call, model):
 
 def test_mistakes(model, capsys, tmp_path):
     (tmp_path / "blank.txt").write_text("\n")
+    (tmp_path / "items.csv").write_text("item_id,title\n")
     ratings = "userId,movieId,rating,timestamp\n" + "".join(
         f"{user},{item},1.0,{item}\n" for user in (1, 2) for item in (user, 3, 4)
     )
@@ -274,7 +364,11 @@ def test_mistakes(model, capsys, tmp_path):
         ([], "--user="),
         (["gone.txt"], "gone.txt: there is no such file"),
         ([tmp_path / "blank.txt"], "no user is named"),
-        (["--user=8", "--beams=2"], "it has --user, --items, --top, --data_dir"),
+        (["--user=8", "--beams=2"], "it has --user, --items, --similar, --vectors, --top"),
+        (["--user=8", "--similar=5"], "--similar=5"),
+        (["--vectors=new", "--similar=5"], "--vectors=new"),
+        ([f"--vectors={tmp_path}", "--out=x.csv"], "without --out"),
+        ([f"--vectors={tmp_path}"], f"{tmp_path} has a file items.csv"),
         (["--user=8", "--data_dir=/gone"], "no ratings in '/gone'"),
         (["--user=8", f"--data_dir={tmp_path}"], "have other users or items than ncf"),
     ]:

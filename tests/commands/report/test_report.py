@@ -277,7 +277,24 @@ def test_without_its_data_a_run_still_has_curves(workdir, tmp_path, monkeypatch)
     path.write_text(json.dumps({**facts, "config": {**facts["config"], "data_dir": "/gone"}}))
     report.report(model_source.settings(str(tmp_path / "run")), "latest")
     parsed = assert_harmless((tmp_path / "run" / "report" / "report.html").read_text())
-    assert "The evaluation data cannot be read" in parsed.text
+    assert "This report shows no predictions. " in parsed.text and "/gone" in parsed.text
+    assert ("alt", "Learning curves") in parsed.attributes
+
+
+@pytest.mark.usefixtures("nothing_held_out")
+def test_a_model_that_was_not_evaluated_has_no_verdict(workdir, tmp_path):
+    copy = shutil.copytree(workdir, tmp_path / "run")
+    trained = [row for row in metric_rows(copy) if row["split"] == "train"]
+    (copy / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in trained))
+    for path in copy.glob("checkpoints/*/manifest/metadata"):
+        facts = json.loads(path.read_text())
+        path.write_text(json.dumps({**facts, "evaluations": []}))
+    settings = model_source.settings(str(copy))
+    report.report(dataclasses.replace(settings, steps_of="/runs/first"), "latest")
+    parsed = assert_harmless((copy / "report" / "report.html").read_text())
+    assert "config.hold_out=0" in parsed.text and "/runs/first" in parsed.text
+    for word in ("accuracy", "target", "evaluated again", "no data", "not defined"):
+        assert word not in parsed.text.partition("All ")[0], word
     assert ("alt", "Learning curves") in parsed.attributes
 
 

@@ -73,6 +73,12 @@ def test_parts_are_runs_that_are_continued(settings_for, tmp_path, monkeypatch, 
     assert content_of(stopped.workdir) == content
 
 
+@pytest.mark.usefixtures("nothing_held_out")
+def test_a_law_needs_something_to_evaluate(settings_for, tmp_path):
+    with pytest.raises(DataError, match="config.hold_out=0.* nothing to evaluate"):
+        scaling.run(settings_for(tmp_path), 1)
+
+
 def test_a_finished_run_is_the_last_part(settings_for, tmp_path, monkeypatch, caplog):
     caplog.set_level("INFO")
     settings = settings_for(tmp_path / "run")
