@@ -1,7 +1,7 @@
 """What a model should beat: popularity and an item-kNN, ranked by the protocol of the model.
 
 The similarity is the cosine of two sets with shrinkage, shared / (sqrt(n_i) sqrt(n_j) + shrinkage),
-as in RecBole's ItemKNN. Cremonesi et al. 2010 (10.1145/1864708.1864721, section 3.1) rank by the
+as in RecBole's ItemKNN. Cremonesi et al. 2010 (10.1145/1864708.1864721, NNCosNgbr) rank by the
 sum of the similarities of a user's items among the neighbours of each item, without a division.
 """
 
