@@ -235,8 +235,8 @@ def comparison(scores: Mapping[str, Mapping[str, float]]) -> Exhibit:
     rows = [[name, *(f"{x[name]:.4f}" for x in scores.values())] for name in first]
     return Exhibit(
         title="Is it better than something simple?",
-        text="The same rankings by the number of users who chose an item, and by the similarity of "
-        f"items: each of a user's items counts for the {NEIGHBOURS} most similar ones.",
+        text="The same rankings by popularity, the number of users who chose an item, and by an "
+        f"item-kNN: of the {NEIGHBOURS} items most similar to an item, those of the user count.",
         columns=[name.replace("_", " ") for name in columns],
         rows=[[name.replace("_", " "), *values] for name, *values in rows],
         files={"baselines.csv": csv_file(columns, rows)},

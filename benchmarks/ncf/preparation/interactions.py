@@ -135,10 +135,10 @@ def prepare(args: argparse.Namespace) -> str:
     users, user_ids, names = _ids(log.user_names, log.users[kept])
     storage.write(os.path.join(args.out, _USERS), _csv("user_id,name", user_ids, names))
     items, item_ids, names = _ids(log.item_names, log.items[kept])
-    header, shown = "item_id,title", [names]
-    if titles:  # the names stay, because they tell the same item in a later table
-        header, shown = f"{header},name", [[titles.get(n, n) for n in names.to_pylist()], names]
-    storage.write(os.path.join(args.out, _ITEMS), _csv(header, item_ids, *shown))
+    # The names stay beside the titles: they tell the same item in a later table.
+    shown = [titles.get(name, name) for name in names.to_pylist()]
+    lines = _csv("item_id,title,name", item_ids, shown, names)
+    storage.write(os.path.join(args.out, _ITEMS), lines)
     columns = (users, items, log.times[kept])
     storage.write(os.path.join(args.out, _RATINGS), _csv("user_id,item_id,timestamp", *columns))
     names = (_RATINGS, _USERS, _ITEMS)

@@ -162,7 +162,6 @@ def test_a_model_that_is_worse_gets_a_line(folder):
 
 
 def test_a_run_its_evaluation_and_its_report_say_it_once(folder, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(baselines, "SHRINKAGE", 1.0)
     settings = read_settings(configuration(folder, stop_at_target=False), str(tmp_path))
     loaded: Any = settings.load_benchmark("")
     note = {"hr_at_10": 0.0, "ndcg_at_10": 0.0, "popularity_hr_at_10": 0.5}
