@@ -22,8 +22,8 @@ from common import pools
 from common.progress import Progress
 
 LABELS = {"popularity": "popularity", "item_knn": "an item-kNN"}  # the baselines, in messages
-# Near the best of ml-100k and ml-latest-small in three protocols; docs/ncf.md has measurements.
-NEIGHBOURS, SHRINKAGE = 200, 1.0
+# Near the best of ml-100k and ml-latest-small in two protocols; docs/ncf.md has measurements.
+NEIGHBOURS, SHRINKAGE = 20, 5.0
 _SCORES = 1 << 22  # f32 of users and items that are ranked at a time
 _BLOCK = 1 << 23  # similarities, of 8 bytes each, that a thread holds before most are dropped
 
