@@ -88,7 +88,7 @@ def names_of(data_dir):
 def begin(data_dir, source, **keys):
     """(the benchmark, its initial parameters, those with the model of `source`, that model's)."""
     benchmark: Any = opened(settings("", data_dir=data_dir, **keys).load_benchmark(""))
-    initial, state = benchmark.init(np.uint32([0, 1]))
+    initial, state = benchmark.init(np.array([0, 1], np.uint32))
     initial = {side: {k: np.array(x) for k, x in initial[side].items()} for side in initial}
     weights = model_source.initial_weights(str(source), lambda file: None)
     params, _, _ = saver.adopt(benchmark.adopt, initial, state, weights, Parts("init_without", ""))
