@@ -4,7 +4,8 @@ On other ratings that target does not count: 3 evaluations without a better scor
 
 An example is a user, an item and whether the user rated it; an epoch has each rating once and
 `train_negatives` items that are drawn for it. configs/_loop.py has the keys that all benchmarks
-share; `benchmarks.ncf.Settings` checks the others, `engine.plan.read_settings` those of the loop.
+share; `benchmarks.ncf.settings.Settings` checks the others, `engine.plan.read_settings` those of
+the loop.
 """
 
 import ml_collections

@@ -1,20 +1,20 @@
 """NCF, neural collaborative filtering on MovieLens (He et al. 2017, arXiv:1708.05031).
 
-This file joins the other files of this folder into a benchmark: `ratings` reads MovieLens' files
-and indexes them, `names` finds users and items by name, `input_pipeline` draws batches, `models` is
-NeuMF, `ranking` scores rankings, `baselines` is what NeuMF should beat, `use` recommends and
-exports, `growth` begins with a model of an earlier table, `mlperf` has the rules of MLPerf.
+This file joins the other files of this folder into a benchmark: `settings` are its keys, `ratings`
+reads MovieLens' files and indexes them, `holdout` says which ratings are held out, `names` finds
+users and items by name, `input_pipeline` draws batches, `models` is NeuMF, `ranking` scores
+rankings, `baselines` are what NeuMF should beat, `use` recommends and exports, `growth` begins with
+a model of an earlier table, `mlperf` has the rules of MLPerf.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import logging
 import math
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,86 +23,25 @@ import optax
 
 from benchmarks.base import Benchmark, HostBatch, Identity, Model, Spec, Target, Terms, mean_scores
 from benchmarks.ncf import baselines, growth, models, ranking
-from benchmarks.ncf.holdout import Holdout, day
+from benchmarks.ncf.holdout import day
 from benchmarks.ncf.input_pipeline import NegativeSampler
 from benchmarks.ncf.ratings import ML_20M, TARGET, Interactions, load_interactions
+from benchmarks.ncf.settings import Settings, restored, stopping
 from benchmarks.ncf.use import NcfUses, activity_scores
 from benchmarks.uses import Uses
 from common.data import caches
-from common.errors import CheckpointError, ConfigError, DataError
-from common.keys import Count, Seed, Share, read_config
+from common.errors import CheckpointError, DataError
+from common.keys import read_config
 
 _log = logging.getLogger("tpu_suite")
-_PATIENCE = 3  # evaluations without a better score that end a run on other ratings than ml-20m
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """The config keys that this benchmark reads; configs/ncf.py explains them."""
-
-    data_dir: str
-    seed: Seed
-    min_ratings: Annotated[int, "[2, 1e9]"]
-    num_users: Annotated[int, "[0, 2147483647]"]  # rows of a table, as int32
-    num_items: Annotated[int, "[0, 2147483647]"]
-    num_ratings: Count
-    train_negatives: Annotated[int, "[1, 10000]"]
-    eval_negatives: Annotated[int, "[10, 1e6]"] | Literal["all"]
-    gmf_dim: Annotated[int, "[1, 65536]"]
-    mlp_layers: Annotated[tuple[Annotated[int, "[1, 65536]"], ...], "[1, 100]"]
-    target: Share
-    dataset: Literal["", "fake"] = ""
-    eval_holdout: str = "latest"
 
 
 def make(config: Any, cache_dir: str) -> Ncf:
     """Makes the benchmark of a config; `cache_dir` keeps the index of the ratings."""
     settings = read_config(Settings, config)
-    values, layers = vars(settings), settings.mlp_layers
-    if layers[0] % 2:
-        raise ConfigError(
-            f"config.mlp_layers={layers}: the first width must be even, because half of it is the "
-            "user's"
-        )
-    if Holdout.parse(settings.eval_holdout, 0).rule == "date" and settings.eval_negatives != "all":
-        raise ConfigError(
-            f"config.eval_holdout={settings.eval_holdout!r} holds out several items of a user, "
-            f"and config.eval_negatives={settings.eval_negatives} ranks one: give "
-            "--config.eval_negatives=all"
-        )
-    if len({bool(values[key]) for key in ML_20M}) > 1:
-        sizes = ", ".join(f"config.{key}={values[key]}" for key in ML_20M)
-        raise ConfigError(f"{sizes}: set all three, or set all to 0 to use the sizes of the data")
-    if settings.num_users and settings.num_ratings <= settings.num_users:
-        raise ConfigError(
-            f"config.num_ratings={settings.num_ratings}: must be more than config.num_users="
-            f"{settings.num_users}, because one rating of each user is held out"
-        )
     # MLPerf's clock runs while it scores, and random batches have nothing to compare with.
     compares = not (settings.dataset or config.get("mlperf", {}).get("format"))
     return Ncf(settings, cache_dir, compares)
-
-
-def stopping(values: Mapping[str, Any], sizes: Mapping[str, int]) -> tuple[float, int]:
-    """(target, patience) of a config on ratings of these sizes.
-
-    MLPerf's target counts for its own rankings of ml-20m alone.
-    """
-    is_sampled = values["eval_negatives"] != "all"
-    if values["target"] != TARGET or (sizes == ML_20M and is_sampled):
-        return values["target"], 0
-    return 0.0, _PATIENCE
-
-
-def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of a checkpoint, with the target and the patience that its ratings had."""
-    if not (users := manifest.get("num_users")):  # trained on a random batch
-        return values
-    positives = manifest["num_train_examples"] // (1 + values["train_negatives"])
-    counts = users, manifest["num_items"], positives + users
-    target, patience = stopping(values, dict(zip(ML_20M, counts, strict=True)))
-    patience = values["patience"] or patience * values["stop_at_target"]
-    return {**values, "target": target, "patience": patience}
 
 
 MODEL = Model(body_keys=("gmf_dim", "mlp_layers"), restored=restored)
@@ -122,7 +61,7 @@ class Ncf(Benchmark):
         self.targets = (Target(f"hr_at_{ranking.TOP}", settings.target),)
         self.settings, self._cache_dir, self._compares = settings, cache_dir, compares
         self._matches: dict[str, dict[str, growth.Match]] = {}  # with the model of a folder
-        self.holdout = Holdout.parse(settings.eval_holdout, settings.seed)
+        self.holdout = settings.holdout
         if self.holdout.rule == "none":
             self.no_evaluation = "config.eval_holdout='none'"
 
@@ -411,7 +350,8 @@ class Ncf(Benchmark):
         scores = mean_scores(shares)
         if self.settings.eval_negatives == "all":
             top = np.concatenate([row["top"] for row in every])
-            counts = np.bincount(self.complete.items, minlength=self.complete.num_items)
+            items = self.complete.items if hasattr(self, "complete") else []  # of a random batch
+            counts = np.bincount(items, minlength=self.model.num_items)
             scores |= ranking.breadth(top, counts)
         return scores
 

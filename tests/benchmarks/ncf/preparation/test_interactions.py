@@ -180,7 +180,9 @@ def test_whole_numbers_stay_as_ids_and_titles_come_from_the_list_beside(tmp_path
     raw = ratings.read(str(tmp_path / "out" / "ratings.csv"))
     kept = [(int(user), int(item), time) for user, item, _, time in rows]
     assert [*zip(*(column.tolist() for column in vars(raw).values()), strict=True)] == kept
-    titles = dict(csv.reader((tmp_path / "out" / "items.csv").read_text().splitlines()[1:]))
+    head, *listed = csv.reader((tmp_path / "out" / "items.csv").read_text().splitlines())
+    assert head == ["item_id", "title", "name"] and all(row[0] == row[2] for row in listed)
+    titles = {row[0]: row[1] for row in listed}
     assert titles == {i: f"Amélie {i}" if i != items[0] else i for i in items}
 
 
