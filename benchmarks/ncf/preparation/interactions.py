@@ -38,6 +38,7 @@ _RATINGS, _USERS, _ITEMS = "ratings.csv", "users.csv", "items.csv"
 _LEAST = (20, 10, 5, 3, 2)  # min_ratings: the first that keeps 90% of users with 2 ratings
 _LARGE = 1_000_000  # rows from which on the recipe is that of ml-20m
 _BATCH = 2048  # of configs/ncf.py; small tables take an eighth, which learns more per epoch
+_RANKED = 10**8  # users by items whose full ranking takes seconds; of more, some items are drawn
 _PART = 1 << 20  # rows that are written at a time
 _TITLES = ("movies.csv", "movies.dat", "u.item", "books.csv", _ITEMS)  # lists beside the table
 
@@ -153,6 +154,7 @@ def prepare(args: argparse.Namespace) -> str:
     keys: dict[str, Any] = {"min_ratings": least}
     batch = arguments.fitted(len(users), _BATCH, 1, 1)["train_batch_size"]
     keys |= {"train_batch_size": batch} if batch < _BATCH else {}
+    keys |= {"eval_negatives": "all"} if len(user_ids) * len(item_ids) <= _RANKED else {}
     command = arguments.train_command(recipe, args.out, *arguments.keys(**keys))
     text = ", ".join(f"{number:,} {name}" for name, number in counts.items())
     seconds = duration(time.monotonic() - begin)

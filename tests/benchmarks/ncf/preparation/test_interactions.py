@@ -104,6 +104,7 @@ def test_each_form_gives_the_rows(name, form, tmp_path):
     line = make(path, tmp_path / "out")
     assert read_back(tmp_path / "out") == without_rating(rows)
     assert "--config.train_batch_size=32 " in line and "--config.min_ratings=3 " in line
+    assert "--config.eval_negatives=all " in line
     (dataset,) = recognise.dataset_formats(Folder.open(path))
     assert dataset.arguments == [path] and dataset.name == "interactions"
     made = {n: (tmp_path / "out" / n).read_bytes() for n in FILES}
@@ -214,6 +215,16 @@ def test_min_ratings_keeps_most_users(counts, least, tmp_path, capsys):
     assert (single in capsys.readouterr().out) == (1 in counts)
     data = ratings.load_interactions(str(tmp_path / "out"), least, "")
     assert data.num_users == sum(count >= least for count in counts)
+
+
+def test_large_tables_are_ranked_among_drawn_items(tmp_path, monkeypatch):
+    rows = make_rows()
+    users, items = ({*column} for column in [*zip(*rows, strict=True)][:2])
+    path = write(tmp_path, "log.csv", table(rows))
+    for limit, is_all in ((len(users) * len(items), True), (len(users) * len(items) - 1, False)):
+        monkeypatch.setattr(interactions, "_RANKED", limit)
+        line = make(path, tmp_path / f"out{limit}")
+        assert ("--config.eval_negatives=all" in line) is is_all
 
 
 def test_who_has_every_item_is_left_out(tmp_path, capsys):
