@@ -351,7 +351,8 @@ class Ncf(Benchmark):
         scores = mean_scores(shares)
         if self.settings.eval_negatives == "all":
             top = np.concatenate([row["top"] for row in every])
-            counts = np.bincount(self.complete.items, minlength=self.complete.num_items)
+            items = self.complete.items if hasattr(self, "complete") else []  # of a random batch
+            counts = np.bincount(items, minlength=self.model.num_items)
             scores |= ranking.breadth(top, counts)
         return scores
 
