@@ -90,6 +90,7 @@ class Identity(NamedTuple):
     meaning: Mapping[str, Any] = {}
     # Sizes, counts and digests of the data by name; a run says in a NOTE which ones differ.
     content: Mapping[str, str] = {}
+    hint: str = ""  # what else a user may do with data of another meaning, for the message
 
 
 class Benchmark(abc.ABC):

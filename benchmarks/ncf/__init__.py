@@ -166,7 +166,8 @@ class Ncf(Benchmark):
         # Other held-out items were trained on.
         names = ("num_users", "num_items", "rows_digest", "names_digest", "held_out")
         metadata = self.metadata
-        return Identity({name: metadata[name] for name in names}, content)
+        hint = "; a log that has grown continues from it with config.init_from in a new --workdir"
+        return Identity({name: metadata[name] for name in names}, content, hint)
 
     def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:
         shapes: dict[str, tuple[tuple[int, ...], Any]] = {"user": ((), np.int32)}

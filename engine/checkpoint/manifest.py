@@ -172,7 +172,7 @@ def compare_data(
     # Other libraries name the classes otherwise: "tench" where the records have "n01440764".
     accepted = programs.settings.accept_other_data or "imported" in manifest
     recipe = "" if programs.settings.origin else "--config=RECIPE "  # a report needs none
-    flag = f"{recipe}--config.accept_other_data=True"
+    flag = f"{recipe}--config.accept_other_data=True{data[0].hint if data else ''}"
     notes = refuse_other_data(lines, source, "" if accepted else flag)
     saved = manifest.get("data", {})
     for what, text in ((k, v) for split in data for k, v in split.content.items()):
