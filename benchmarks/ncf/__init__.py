@@ -136,7 +136,7 @@ class Ncf(Benchmark):
         return _sizes(self.data)
 
     def nominal_examples(self, split: str) -> int:
-        return self.declared_examples(split) or self._count(split, ML_20M)
+        return self._count(split, vars(self.settings) if self.settings.num_users else ML_20M)
 
     def _count(self, split: str, sizes: Mapping[str, int]) -> int:
         """Examples in `split` of ratings, of which one of each user is held out, or none is."""
@@ -253,17 +253,18 @@ class Ncf(Benchmark):
         same = all(mixed[side]["embedding"] is table for side, table in tables.items())
         if same and "names_digest" not in manifest:  # the digest of the ids is compared
             return mixed, model_state
+        width, own = (of["users"]["embedding"].shape[1] for of in (loaded["params"], params))
+        if width != own:
+            raise CheckpointError(
+                f"its vectors have {width} numbers, config.gmf_dim and half of "
+                f"config.mlp_layers[0] make {own}: leave them out, so that the model's own count"
+            )
         if source not in self._matches:
             found = growth.match(source, manifest, self._row_names, self.data)
             growth.compare_ratings(source, manifest, found, self.complete)
             self._matches[source] = found
         for side, match in self._matches[source].items():
             initial = params[side]["embedding"]
-            if initial.shape[1:] != tables[side].shape[1:]:
-                raise CheckpointError(
-                    f"its vectors have {tables[side].shape[1]} numbers, config.gmf_dim and half of "
-                    f"config.mlp_layers[0] make {initial.shape[1]}: leave both keys out"
-                )
             mixed = {**mixed, side: {"embedding": match.grow(initial, tables[side])}}
         return mixed, model_state
 
@@ -327,7 +328,7 @@ class Ncf(Benchmark):
             return baselines.Scores(np.array([[x[name] for name in names] for x in scores]))
 
         facts = self.data.checksum, self.complete.checksum, settings.eval_negatives, settings.seed
-        path = f"{self._cache_dir}/baselines" if self._cache_dir else ""
+        path = f"{self._cache_dir}/baselines-{settings.eval_negatives}" if self._cache_dir else ""
         key = json.dumps([*facts, names, baselines.NEIGHBOURS, baselines.SHRINKAGE])
         values = caches.cached_arrays(baselines.Scores, path, key, compute).values.tolist()
         return {

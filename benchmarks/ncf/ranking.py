@@ -72,11 +72,11 @@ def full_ranking(scores: jax.Array, chosen: jax.Array, relevant: jax.Array) -> d
     scores = jnp.where(jnp.isnan(scores), jnp.where(is_relevant, -jnp.inf, jnp.inf), scores)
     scores = jnp.where(is_chosen, -jnp.inf, scores)
     best, top = jax.lax.top_k(scores, min(CUTS[-1], count))
-    best, top = jax.lax.optimization_barrier((best, top))  # else XLA's CPU sorts all scores
     is_hit, places = is_relevant[top] & (best > -jnp.inf), jnp.arange(len(best))
     # Before each of the best: other items with at least its score, and relevant ones that come
     # first. Only of items with the last one's score, some may not be among the best.
-    last, is_last = best[-1], best == best[-1]
+    last = jnp.min(best)  # not best[-1], a slice, for which XLA's CPU would sort all scores
+    is_last = best == last
     ties = jnp.sum((scores == last) & ~is_relevant)
     others = jnp.sum(~is_hit & ~is_last & (best >= best[:, None]), 1) + is_last * ties
     first = (best > best[:, None]) | ((best == best[:, None]) & (places < places[:, None]))

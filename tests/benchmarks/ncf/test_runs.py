@@ -156,7 +156,9 @@ def test_mlperfs_target_is_for_ml_20m(
         loaded.open("train")
         data = loaded.data
         counts = data.num_users, data.num_items, data.num_positives + data.num_users
-        monkeypatch.setattr(benchmarks.ncf, "ML_20M", dict(zip(ML_20M, counts, strict=True)))
+        monkeypatch.setattr(
+            "benchmarks.ncf.settings.ML_20M", dict(zip(ML_20M, counts, strict=True))
+        )
     config = settings(tmp_path, data_dir=tiny_ratings, **keys)
     benchmark = config.load_benchmark("")
     assert benchmark.open("train") > 0
