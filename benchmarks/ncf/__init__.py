@@ -27,7 +27,7 @@ from benchmarks.ncf.holdout import day
 from benchmarks.ncf.input_pipeline import NegativeSampler
 from benchmarks.ncf.ratings import ML_20M, TARGET, Interactions, load_interactions
 from benchmarks.ncf.settings import Settings, restored, stopping
-from benchmarks.ncf.use import NcfUses, activity_scores
+from benchmarks.ncf.use import NcfUses, activity_scores, fit_vectors
 from benchmarks.uses import Uses
 from common.data import caches
 from common.errors import CheckpointError, DataError
@@ -266,6 +266,10 @@ class Ncf(Benchmark):
         for side, match in self._matches[source].items():
             initial = params[side]["embedding"]
             mixed = {**mixed, side: {"embedding": match.grow(initial, tables[side])}}
+        new = self._matches[source]["users"].means
+        if len(new) and isinstance(mixed["users"]["embedding"], np.ndarray):  # not its shape alone
+            users = fit_vectors(self.logits, mixed, new, self.data)
+            mixed = {**mixed, "users": {"embedding": users}}
         return mixed, model_state
 
     def loss(

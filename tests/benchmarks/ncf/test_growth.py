@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import benchmarks
+import benchmarks.ncf
 import train
 from benchmarks.ncf import growth
 from benchmarks.ncf.ratings import load_interactions
@@ -118,8 +118,10 @@ def expected_means(known, new, vectors):
 
 
 @pytest.mark.parametrize("keys", [{}, {"eval_holdout": "none"}, {"train_fraction": 0.7}])
-def test_rows_are_matched_by_name_and_new_ones_begin_as_means(keys, days, caplog):
+def test_rows_are_matched_by_name_and_new_ones_begin_as_means(keys, days, caplog, monkeypatch):
     folder, data = days
+    unchanged = lambda logits, params, users, data: params["users"]["embedding"]  # noqa: E731
+    monkeypatch.setattr(benchmarks.ncf, "fit_vectors", unchanged)
     with caplog.at_level("INFO", logger="tpu_suite"):
         benchmark, initial, params, theirs = begin(data[1], folder / "run", **keys)
     then, now = (names_of(path) for path in data[:2])
@@ -147,6 +149,28 @@ def test_rows_are_matched_by_name_and_new_ones_begin_as_means(keys, days, caplog
         assert new and text in caplog.text and f", {gone} vanished" in caplog.text
     assert "1 vanished (film 3)" in caplog.text
     assert params["mlp_0"]["kernel"] is not initial["mlp_0"]["kernel"]
+
+
+def test_new_users_learn_from_their_items_alone(days):
+    """Their loss over all items is lower than that of their means; nothing else changes."""
+    folder, data = days
+    benchmark, initial, params, theirs = begin(data[1], folder / "run")
+    match = next(iter(benchmark._matches.values()))["users"]
+    start = match.grow(initial["users"]["embedding"], theirs["users"]["embedding"])
+    rows, trained = match.means, benchmark.data
+    others = np.setdiff1d(np.flatnonzero(match.rows >= 0), rows)
+    after = params["users"]["embedding"]
+    assert len(rows) and after[others].tobytes() == start[others].tobytes()
+
+    def losses(table):
+        items = np.broadcast_to(np.arange(trained.num_items), (len(rows), trained.num_items))
+        logits = benchmark.logits({**params, "users": {"embedding": table}}, rows, items)
+        labels = np.zeros_like(items, np.bool_)
+        for k, row in enumerate(rows):
+            labels[k, trained.items[trained.starts[row] : trained.starts[row + 1]]] = True
+        return np.logaddexp(0, np.where(labels, -logits, logits)).mean(axis=1)
+
+    assert (losses(after) < losses(start)).all()
 
 
 def test_three_days_and_a_run_that_is_resumed_without_the_day_before(days, tmp_path, caplog):
