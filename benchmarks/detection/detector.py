@@ -204,7 +204,7 @@ class Detector(RecordBenchmark[Source]):
         return {"categories": [list(category) for category in self.categories]}
 
     def identity(self, split: str) -> Identity:
-        meaning, (_, content) = self.metadata, super().identity(split)
+        meaning, content = self.metadata, super().identity(split).content
         if split == "eval":
             content = {**content, "annotations": f"SHA-256 {self.annotations.digest[:16]}"}
         return Identity(meaning, content)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import benchmarks.ncf
 import predict
 import train
 from benchmarks.base import Target
