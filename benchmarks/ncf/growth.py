@@ -157,7 +157,7 @@ def compare_ratings(
         if f"{then.checksum:08x}" not in manifest["data"]["ratings"]:
             raise ValueError("it is of other ratings")
     except (EOFError, KeyError, ValueError, zipfile.BadZipFile):
-        text = "its index of ratings is gone: it may have seen what is held out now"
+        text = "its index of ratings is not there: it may have seen what is held out now"
         _log.info("NOTE init_from %s: %s", workdir, text)
         return
     width = np.int64(then.num_items)
