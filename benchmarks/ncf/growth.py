@@ -7,11 +7,9 @@ name is added; else it is the id. A run keeps the names in data_index of its wor
 import contextlib
 import dataclasses
 import hashlib
-import io
 import json
 import logging
 import os
-import zipfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,7 +24,7 @@ from scipy import sparse
 from benchmarks.base import distinct
 from benchmarks.ncf.baselines import choices, neighbours
 from benchmarks.ncf.ratings import Interactions, locate
-from common.data import data_manifest, storage
+from common.data import caches, data_manifest, storage
 from common.errors import CheckpointError, DataError, one_line, parse_json, some
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported
@@ -149,14 +147,8 @@ def compare_ratings(
 ) -> None:
     """Says which held-out rows of `data` a model was trained on, or that most others are not."""
     workdir = os.path.dirname(os.path.dirname(source))
-    content = storage.read(f"{workdir}/data_index/interactions") or b""
-    try:
-        with np.load(io.BytesIO(content)) as arrays:
-            fields = [field.name for field in dataclasses.fields(Interactions)]
-            then = Interactions(**{name: arrays[name] for name in fields})
-        if f"{then.checksum:08x}" not in manifest["data"]["ratings"]:
-            raise ValueError("it is of other ratings")
-    except (EOFError, KeyError, ValueError, zipfile.BadZipFile):
+    then = caches.read_arrays(Interactions, f"{workdir}/data_index/interactions")
+    if then is None or f"{then.checksum:08x}" not in manifest.get("data", {}).get("ratings", ""):
         text = "its index of ratings is not there: it may have seen what is held out now"
         _log.info("NOTE init_from %s: %s", workdir, text)
         return

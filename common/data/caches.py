@@ -120,9 +120,8 @@ def cached_arrays(cls: type[T], path: str, key: str, compute: Callable[[], T]) -
     """
     if not path:
         return compute()
-    names = [field.name for field in dataclasses.fields(cls)]  # pyright: ignore[reportArgumentType]
-    if (arrays := _read_arrays(path, key, names)) is not None:
-        return cls(**arrays)
+    if (result := read_arrays(cls, path, key)) is not None:
+        return result
     result = compute()
     content = io.BytesIO()
     np.savez(content, key=np.array(key), **vars(result))
@@ -132,14 +131,20 @@ def cached_arrays(cls: type[T], path: str, key: str, compute: Callable[[], T]) -
     return result
 
 
-def _read_arrays(path: str, key: str, names: Sequence[str]) -> dict[str, Any] | None:
-    """The arrays; None if there is no file, its key is another, or it is damaged."""
+def read_arrays(cls: type[T], path: str, key: str = "") -> T | None:
+    """What `cached_arrays` has written, with any key if none is given.
+
+    None if there is no file, its key is another, or it is damaged.
+    """
     if not epath.Path(path).exists():
         return None
     report_progress(f"reading {path}")
+    names = [field.name for field in dataclasses.fields(cls)]  # pyright: ignore[reportArgumentType]
     try:
         with np.load(io.BytesIO(epath.Path(path).read_bytes())) as arrays:
-            return {n: arrays[n] for n in names} if arrays["key"].item() == key else None
+            if key and arrays["key"].item() != key:
+                return None
+            return cls(**{name: arrays[name] for name in names})
     except (ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
         _note_damage(path, error)
         return None
