@@ -161,7 +161,7 @@ def compare_ratings(
         places = np.searchsorted(old[:-1], pairs)  # `old` rises
         return int((old[places] == pairs).sum())
 
-    held = seen(np.repeat(np.arange(data.num_users), np.diff(data.held_starts)), data.held_out)
+    held = seen(data.held_users, data.held_out)
     kept = held + seen(data.users, data.items)
     if held:
         text = f"it was trained on {held:,} of the {len(data.held_out):,} ratings that are held out"

@@ -240,6 +240,11 @@ class Interactions:
         return np.repeat(np.arange(self.num_users, dtype=np.int32), np.diff(self.starts))
 
     @property
+    def held_users(self) -> np.ndarray:
+        """int32[held], the user of each held-out item."""
+        return np.repeat(np.arange(self.num_users, dtype=np.int32), np.diff(self.held_starts))
+
+    @property
     def rows_digest(self) -> str:
         """A digest of the ids of users and items, which number the rows of the model's tables."""
         ids = self.user_ids.tobytes() + self.item_ids.tobytes()

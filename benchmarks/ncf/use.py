@@ -275,7 +275,7 @@ def popularity(data: Interactions, columns: Mapping[str, np.ndarray]) -> Exhibit
     """
     ranked, counts = columns["user"], np.diff(data.held_starts)
     per_item = np.bincount(data.items, minlength=data.num_items)[data.held_out]
-    owners = np.repeat(np.arange(data.num_users), counts)
+    owners = data.held_users
     sums = np.bincount(owners, per_item, data.num_users)[ranked]
     ratings = (sums / counts[ranked]).astype(np.int64)
     hit, gain = (columns[f"{name}_at_{TOP}"].astype(np.float64) for name in ("hr", "ndcg"))

@@ -17,7 +17,7 @@ from commands.report import page, record
 from configs import ncf
 from engine.plan import read_settings
 from tests.benchmarks.ncf.test_ncf import brute_rank
-from tests.benchmarks.ncf.test_ranking import brute_force
+from tests.benchmarks.ncf.test_ranking import brute_force, write_log
 from tests.conftest import opened
 
 
@@ -67,15 +67,8 @@ def test_rows_are_compared_when_both_are_transposed():
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Ratings of 23 users, each of 3 to 19 of 40 items."""
-    draw = np.random.default_rng(5)
-    rows = [
-        (user, item, 1, 10 * user + draw.integers(200))
-        for user in range(1, 24)
-        for item in draw.choice(40, draw.integers(3, 20), replace=False)
-    ]
-    text = "".join(f"{','.join(map(str, row))}\n" for row in rows)
     folder = tmp_path_factory.mktemp("ratings")
-    (folder / "ratings.csv").write_text("userId,movieId,rating,timestamp\n" + text)
+    write_log(folder, least=3)
     return str(folder)
 
 

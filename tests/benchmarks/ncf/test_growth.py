@@ -120,7 +120,10 @@ def expected_means(known, new, vectors):
 @pytest.mark.parametrize("keys", [{}, {"eval_holdout": "none"}, {"train_fraction": 0.7}])
 def test_rows_are_matched_by_name_and_new_ones_begin_as_means(keys, days, caplog, monkeypatch):
     folder, data = days
-    unchanged = lambda logits, params, users, data: params["users"]["embedding"]  # noqa: E731
+
+    def unchanged(logits, params, users, data):
+        return params["users"]["embedding"]
+
     monkeypatch.setattr(benchmarks.ncf, "fit_vectors", unchanged)
     with caplog.at_level("INFO", logger="tpu_suite"):
         benchmark, initial, params, theirs = begin(data[1], folder / "run", **keys)

@@ -310,7 +310,7 @@ def test_the_hit_rate_by_popularity():
     items = np.minimum(draw.geometric(0.08, 900) - 1, 49).astype(np.int32)
     held_out = np.minimum(draw.geometric(0.08, 200) - 1, 49).astype(np.int32)
     data: Any = types.SimpleNamespace(items=items, num_items=50, held_out=held_out)
-    data.num_users, data.held_starts = 200, np.arange(201)
+    data.num_users, data.held_starts, data.held_users = 200, np.arange(201), np.arange(200)
     columns = {"hr_at_10": draw.integers(0, 2, 200).astype(np.float32)}
     columns["ndcg_at_10"] = columns["hr_at_10"] * draw.random(200).astype(np.float32)
     users = draw.permutation(200)  # two hosts give the users in another order

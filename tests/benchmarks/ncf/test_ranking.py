@@ -88,17 +88,22 @@ def test_the_logits_of_all_items_are_those_of_pairs(layers):
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("holdout", ["latest", "40%"])
-def test_an_evaluation_ranks_each_user_once(holdout, tmp_path):
-    """Whatever the batch and the number of hosts; scores are those of a loop over users."""
+def write_log(folder, least):
+    """Ratings of 23 users, each of `least` to 19 of 40 items."""
     draw = np.random.default_rng(5)
     rows = [
         (user, item, 1, 10 * user + draw.integers(200))
         for user in range(1, 24)
-        for item in draw.choice(40, draw.integers(2, 20), replace=False)
+        for item in draw.choice(40, draw.integers(least, 20), replace=False)
     ]
     text = "".join(f"{','.join(map(str, row))}\n" for row in rows)
-    (tmp_path / "ratings.csv").write_text("userId,movieId,rating,timestamp\n" + text)
+    (folder / "ratings.csv").write_text("userId,movieId,rating,timestamp\n" + text)
+
+
+@pytest.mark.parametrize("holdout", ["latest", "40%"])
+def test_an_evaluation_ranks_each_user_once(holdout, tmp_path):
+    """Whatever the batch and the number of hosts; scores are those of a loop over users."""
+    write_log(tmp_path, least=2)
     config = ncf.get_config()
     config.update({"data_dir": str(tmp_path), "min_ratings": 2, "eval_negatives": "all"})
     config.update({"eval_holdout": holdout, "gmf_dim": 4, "mlp_layers": (8, 8)})
