@@ -257,6 +257,8 @@ class Sentences(Uses, abc.ABC):
     # What sentences are padded to, rising; longer ones double the last. Each is compiled once.
     lengths: Sequence[int] = (16, 64, 256, 1024)
     beams = 1  # translations that the search keeps; --beams sets config.beam_size, if it exists
+    # Tags such as "de" or "pt-br", of the sentences and of their translations; "" where unknown.
+    languages: tuple[str, str] = ("", "")
 
     @abc.abstractmethod
     def encode(self, text: str) -> list[int]:
