@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 if TYPE_CHECKING:
-    from common.exportable import ExportableClassifier, ExportableProgram
+    from common.exportable import ExportableClassifier, ExportableProgram, ExportableTranslator
     from common.images.input_spec import InputSpec
 
 
@@ -139,6 +139,13 @@ class Uses:
         arrays are NumPy's.
         """
         return {}
+
+    def ctranslate2(self, params: Any) -> ExportableTranslator | None:
+        """The model in the form of CTranslate2; None where there is none. The arrays are NumPy's.
+
+        ConfigError if the vocabulary is not one that the exported script reads.
+        """
+        return None
 
     def read_foreign(self, file: str) -> Imported | None:
         """Reads another library's weights; None if the benchmark takes none.

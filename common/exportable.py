@@ -57,3 +57,24 @@ class ExportableProgram:
     draw: Callable[[Graph], tuple[Ends, Ends]] | None = None
     # How far outputs are off the wanted ones, in any order; None where the order counts.
     distance: Callable[[Arrays, Arrays], float] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """A sentence, and its best translation by predict.py; the end of a sentence is no piece."""
+
+    source: str
+    source_pieces: Sequence[str]
+    translation: str
+    pieces: Sequence[str]
+    score: float
+    is_cut: bool  # whether the translation has no end, because it is as long as allowed
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportableTranslator:
+    """A trained translator in the form of CTranslate2, for commands/export/translate.py."""
+
+    # Writes all but the script into an existing local folder; ConfigError if it has no such form.
+    save: Callable[[str], None]
+    examples: Callable[[], Sequence[Example]]

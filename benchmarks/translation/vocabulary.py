@@ -136,7 +136,9 @@ class SentencePiece(Vocabulary):
             raise DataError(f"{path} is not a sentencepiece model: {one_line(error)}") from error
         is_same = (self._model.pad_id(), self._model.eos_id()) == (PAD, EOS)
         self._shift = 0 if is_same else 2
-        self.size = self._model.vocab_size() + self._shift
+        self.entries = [*RESERVED][: self._shift]
+        self.entries += self._model.id_to_piece([*range(self._model.vocab_size())])
+        self.size = len(self.entries)
         self.unknown = self._model.unk_id() + self._shift
 
     def encode(self, text: str) -> list[int]:

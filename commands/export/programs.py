@@ -15,8 +15,8 @@ import numpy as np
 from jax import export
 from PIL import Image
 
-from commands.export import formats
-from common.errors import ConfigError, OutputError
+from commands.export import formats, translators
+from common.errors import OutputError
 from common.exportable import Arrays, ExportableProgram
 from engine.checkpoint import model_source
 
@@ -66,17 +66,14 @@ def write(
     each file, and the names of the classes. UserError if the model does not have a format or finite
     weights, or if what was written computes something else.
     """
+    translator = model.in_float32().benchmark.uses.ctranslate2(model.params)
     forms = [name for name in FORMATS if name != "onnx" or any(p.draw for p in programs.values())]
-    if other := [name for name in names if name not in forms]:
-        raise ConfigError(
-            f"--format={','.join(other)}: {model.source} is a model of the benchmark "
-            f"{model.config.benchmark!r}, which is exported as {', '.join(forms)}"
-        )
+    formats.check(names, [*forms, "ctranslate2"] if translator else forms, model)
     model.check_finite()
     labels = [name for _, name in model.manifest.get("categories", ())]
     chosen, rows, shown = names or formats.DEFAULTS, {}, []
-    for suffix, program in programs.items():
-        exported = None if tuple(chosen) == ("onnx",) else _exported(program)
+    for suffix, program in programs.items() if {*chosen} & {*FORMATS} else ():
+        exported = _exported(program) if {*chosen} & {*formats.DEFAULTS} else None
         checks, paths = _checks(program), {}
         for name in FORMATS:
             if name in chosen:
@@ -89,7 +86,9 @@ def write(
         shown.append({"paths": paths, "program": program, "arrays": _arrays(program, checks[0])})
         for file, content in program.files.items():
             pathlib.Path(folder, file).write_bytes(content)
-    text = formats.filled("program.md", model=model, programs=shown)
+    if translator and "ctranslate2" in chosen:
+        rows["ctranslate2"] = translators.write(translator, folder)
+    text = formats.filled("program.md", model=model, programs=shown, rows=rows)
     pathlib.Path(folder, "README.md").write_text(text, encoding="utf-8")
     return rows, labels
 

@@ -19,8 +19,8 @@ from benchmarks.records import RecordBenchmark, RecordFiles
 from benchmarks.translation import evaluation, translator
 from benchmarks.translation.schema import FEATURES
 from benchmarks.translation.transformer import finished_beams, losses, models, records
+from benchmarks.translation.transformer.ctranslate import TransformerUses
 from benchmarks.translation.translator import Length, Translator
-from benchmarks.translation.use import TranslatorUses
 from benchmarks.translation.vocabulary import EOS
 from common.data import files
 from common.errors import ConfigError, DataError
@@ -229,8 +229,8 @@ class Transformer(Translator, RecordBenchmark[records.Records]):
         return finished_beams.search(step, cache, limit, rules)
 
     @property
-    def uses(self) -> TranslatorUses:
-        return TranslatorUses(self)
+    def uses(self) -> TransformerUses:
+        return TransformerUses(self)
 
 
 def make(config: Any, cache_dir: str) -> Transformer:

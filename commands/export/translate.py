@@ -1,0 +1,156 @@
+"""Translates lines of text with CTranslate2: python translate.py < sentences.txt > out.txt
+
+It needs the packages ctranslate2 and, if a file ends with .model, sentencepiece, and the files
+beside it. The result is that of predict.py, which wrote it: the sentence of the best score, where
+log(probability) / ((5 + tokens) / 6)^alpha is the score, and the end of the sentence is a token.
+"""
+
+import argparse
+import itertools
+import json
+import pathlib
+import re
+import sys
+
+import ctranslate2
+
+CHUNK = 1024  # lines that are read before the first is translated
+PATIENCE = 6  # the search ends after so many times `beams` translations
+TINY = 1e-9  # CTranslate2 ends the search in another way where lengths have no penalty
+
+
+class Subwords:
+    """tensor2tensor's: a token is a run of letters and digits, or a run of other characters."""
+
+    def __init__(self, entries):
+        self.known = set(entries[2:]) - {""}
+        self.letters = {c for entry in entries for c in entry} | set("\\_u;0123456789")
+        self.longest = max(map(len, self.known))
+
+    def split(self, text):
+        """The subwords of a text. A blank between two words is not written."""
+        runs = re.findall(r"[^\W_]+|[\W_]+", text)
+        runs = [x for i, x in enumerate(runs) if x != " " or i in (0, len(runs) - 1)]
+        pieces = []
+        for run in runs:
+            try:
+                pieces += self.cut(run, self.letters)
+            except KeyError:  # a letter that is in longer subwords only
+                pieces += self.cut(run, {x for x in self.known if len(x) == 1})
+        return pieces
+
+    def cut(self, run, letters):
+        """A token in the longest subwords; other letters are written as their numbers."""
+        run = run.replace("\\", "\\\\").replace("_", "\\u")
+        run = "".join(c if c in letters and c != "\n" else f"\\{ord(c)};" for c in run) + "_"
+        start = 0
+        while start < len(run):
+            ends = range(min(len(run), start + self.longest), start, -1)
+            end = next((end for end in ends if run[start:end] in self.known), None)
+            if end is None:
+                raise KeyError(run[start])
+            yield run[start:end]
+            start = end
+
+    def join(self, pieces):
+        """The text of subwords: the inverse of `split`."""
+        text, was_word = "", False
+        for escaped in filter(None, "".join(pieces).split("_")):
+            run = re.sub(r"\\\\|\\u|\\0*([0-9]+);", self.letter, escaped)
+            text += " " * (was_word and run[0].isalnum()) + run
+            was_word = run[0].isalnum()
+        return text
+
+    def letter(self, match):
+        if match[1] is None:
+            return {"\\u": "_"}.get(match[0], "\\")
+        code = int(match[1][:8])
+        return chr(code) if code < 0xD800 or 0xE000 <= code < 0x110000 else "\u3013"
+
+
+class Pieces:
+    """Those of a sentencepiece model, or of one for each language."""
+
+    def __init__(self, source, target):
+        from sentencepiece import SentencePieceProcessor
+
+        self.source, self.target = (SentencePieceProcessor(model_file=x) for x in (source, target))
+
+    def split(self, text):
+        return self.source.encode(text, out_type=str)
+
+    def join(self, pieces):
+        return self.target.decode(pieces)
+
+
+class Translator:
+    def __init__(self, folder, **options):
+        """Options are those of ctranslate2.Translator, such as compute_type="int8"."""
+        folder = pathlib.Path(folder)
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        self.rules, self.end = config["translate"], config["eos_token"]
+        models = [str(folder / name) for name in self.rules["sentencepiece"]]
+        entries = json.loads((folder / "shared_vocabulary.json").read_text(encoding="utf-8"))
+        self.text = Pieces(models[0], models[-1]) if models else Subwords(entries)
+        self.start = config["decoder_start_token"]
+        self.model = ctranslate2.Translator(str(folder), **options)
+
+    def __call__(self, lines):
+        """[(translation, score)] of lines; ("", None) for an empty or a too long one."""
+        results, lengths = [("", None)] * len(lines), {}
+        pieces = [self.text.split(line) for line in lines]
+        for i, line in enumerate(lines):
+            if line and len(pieces[i]) < self.rules["max_tokens"]:  # the end is one more
+                lengths.setdefault(len(pieces[i]) + 1, []).append(i)
+            elif line:
+                print(f"too long: {line[:40]} ...", file=sys.stderr)
+        for length, numbers in lengths.items():
+            found = self.search([pieces[i] for i in numbers], length + self.rules["extra_length"])
+            for i, (best, score) in zip(numbers, found, strict=True):
+                results[i] = self.text.join(best).replace("\n", " "), score
+        return results
+
+    def search(self, sentences, limit):
+        """The best [(pieces, score)] of sentences; a translation has at most `limit` tokens."""
+        beams, alpha = self.rules["beams"], self.rules["alpha"] or TINY
+        found = self.model.translate_batch(
+            sentences,
+            beam_size=beams,
+            patience=PATIENCE,
+            num_hypotheses=beams * PATIENCE,
+            length_penalty=alpha,
+            min_decoding_length=0,
+            max_decoding_length=limit,
+            max_input_length=0,
+            max_batch_size=32,
+            return_scores=True,
+            return_end_token=True,
+        )
+        for each in found:
+            ranked = []
+            for pieces, score in zip(each.hypotheses, each.scores, strict=True):
+                score = self.score(score * len(pieces) ** alpha, len(pieces))
+                # The word that pads is none; what has not ended counts only if nothing has.
+                ranked.append((self.start not in pieces, pieces[-1:] == [self.end], score, pieces))
+            _, has_ended, score, pieces = max(ranked)
+            yield pieces[: len(pieces) - has_ended], score
+
+    def score(self, logp, size):
+        """The score of a translation, from its log(probability) and its tokens."""
+        return logp / ((5 + size) / 6) ** self.rules["alpha"]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--compute_type", default="float32", help="int8 is faster; see README.md")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    translate = Translator(pathlib.Path(__file__).parent, **vars(parser.parse_args()))
+    sys.stdin.reconfigure(encoding="utf-8-sig", errors="replace", newline="\n")
+    sys.stdout.reconfigure(encoding="utf-8")
+    while lines := [line.strip() for line in itertools.islice(sys.stdin, CHUNK)]:
+        for text, _ in translate(lines):
+            print(text, flush=True)
+
+
+if __name__ == "__main__":
+    main()
