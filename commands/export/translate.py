@@ -117,7 +117,7 @@ class Translator:
             sentences,
             beam_size=beams,
             patience=PATIENCE,
-            num_hypotheses=beams * PATIENCE,
+            num_hypotheses=beams * PATIENCE if beams > 1 else 1,
             length_penalty=alpha,
             min_decoding_length=0,
             max_decoding_length=limit,
@@ -141,15 +141,15 @@ class Translator:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser()
     parser.add_argument("--compute_type", default="float32", help="int8 is faster; see README.md")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     translate = Translator(pathlib.Path(__file__).parent, **vars(parser.parse_args()))
-    sys.stdin.reconfigure(encoding="utf-8-sig", errors="replace", newline="\n")
-    sys.stdout.reconfigure(encoding="utf-8")
-    while lines := [line.strip() for line in itertools.islice(sys.stdin, CHUNK)]:
-        for text, _ in translate(lines):
-            print(text, flush=True)
+    while lines := [*itertools.islice(sys.stdin.buffer, CHUNK)]:
+        texts = (line.decode(errors="replace").strip().removeprefix("\ufeff") for line in lines)
+        for text, _ in translate([*texts]):
+            sys.stdout.buffer.write(f"{text}\n".encode())
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from common.exportable import Example, ExportableTranslator
 
 _LIMIT = 1e-4  # of a score, or of its share if that is less
 _SHARE = 0.5  # of the translations that another search may change
-_SCRIPT = "translate.py"
+_SCRIPT = pathlib.Path(__file__).with_name("translate.py")
 
 
 def write(translator: ExportableTranslator, folder: str) -> dict[str, Any]:
@@ -25,9 +25,9 @@ def write(translator: ExportableTranslator, folder: str) -> dict[str, Any]:
     path = f"{folder}/{formats.PATHS['ctranslate2']}"
     os.mkdir(path)
     translator.save(path)
-    shutil.copyfile(pathlib.Path(__file__).with_name(_SCRIPT), f"{path}/{_SCRIPT}")
+    script = shutil.copy(_SCRIPT, path)
     examples = translator.examples()
-    spec = importlib.util.spec_from_file_location("exported", f"{path}/{_SCRIPT}")
+    spec = importlib.util.spec_from_file_location("exported", script)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -23,8 +23,8 @@ class TransformerUses(TranslatorUses):
     """The uses of a Transformer."""
 
     def ctranslate2(self, params: Any) -> ExportableTranslator:
-        benchmark, settings = self._benchmark, self._benchmark.settings
-        vocabulary = benchmark.vocabulary
+        benchmark: Any = self._benchmark
+        settings, vocabulary = benchmark.settings, benchmark.vocabulary
 
         def write(folder: str) -> None:
             if not isinstance(vocabulary, Subwords | SentencePiece):
@@ -104,7 +104,7 @@ def save(
 
     params, variant = jax.tree.map(np.asarray, params), network.variant
     activations = {"relu": common_spec.Activation.RELU, "swish": common_spec.Activation.SWISH}
-    spec = transformer_spec.TransformerSpec.from_config(
+    spec: Any = transformer_spec.TransformerSpec.from_config(
         network.layers,
         network.heads,
         pre_norm=not variant.post_norm,
@@ -125,7 +125,7 @@ def save(
     spec.decoder.start_from_zero_embedding = variant.has_biases
     spec.register_source_vocabulary(list(tokens))
     spec.register_target_vocabulary(list(tokens))
-    config: Any = spec.config
+    config = spec.config
     config.layer_norm_epsilon = variant.epsilon
     config.add_source_eos, config.eos_token = True, tokens[EOS]
     config.decoder_start_token = config.bos_token = tokens[PAD]
