@@ -64,9 +64,9 @@ class Example:
     """A sentence, and its best translation by predict.py; the end of a sentence is no piece."""
 
     source: str
-    source_pieces: Sequence[str]
+    source_pieces: list[str]
     translation: str
-    pieces: Sequence[str]
+    pieces: list[str]
     score: float
     is_cut: bool  # whether the translation has no end, because it is as long as allowed
 

@@ -107,8 +107,11 @@ class Translator:
         for length, numbers in lengths.items():
             found = self.search([pieces[i] for i in numbers], length + self.rules["extra_length"])
             for i, (best, score) in zip(numbers, found, strict=True):
-                results[i] = self.text.join(best).replace("\n", " "), score
+                results[i] = self.join(best), score
         return results
+
+    def join(self, pieces):
+        return self.text.join(pieces).replace("\n", " ")
 
     def search(self, sentences, limit):
         """The best [(pieces, score)] of sentences; a translation has at most `limit` tokens."""
@@ -122,7 +125,8 @@ class Translator:
             min_decoding_length=0,
             max_decoding_length=limit,
             max_input_length=0,
-            max_batch_size=32,
+            max_batch_size=1024,
+            batch_type="tokens",
             return_scores=True,
             return_end_token=True,
         )
@@ -142,8 +146,9 @@ class Translator:
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--compute_type", default="float32", help="int8 is faster; see README.md")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    types = "float32", "int8", "float16"
+    parser.add_argument("--compute_type", choices=types, default="float32")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     translate = Translator(pathlib.Path(__file__).parent, **vars(parser.parse_args()))
     while lines := [*itertools.islice(sys.stdin.buffer, CHUNK)]:
         texts = (line.decode(errors="replace").strip().removeprefix("\ufeff") for line in lines)

@@ -51,18 +51,18 @@ def _check(translate: Any, examples: Sequence[Example]) -> tuple[float, int]:
     The network must give predict.py's translations their probabilities. Its search has other rules,
     by which a few translations differ.
     """
-    text = translate.text
     if any(
-        [*text.split(x.source)] != [*x.source_pieces] or text.join(x.pieces) != x.translation
+        translate.text.split(x.source) != x.source_pieces
+        or translate.join(x.pieces) != x.translation
         for x in examples
     ):
         raise OutputError(
             "--format=ctranslate2: the script cuts or joins words in another way than predict.py; "
             "nothing is exported"
         )
-    pairs = [[*x.source_pieces] for x in examples], [[*x.pieces] for x in examples]
-    errors, same = [], 0
+    pairs = [x.source_pieces for x in examples], [x.pieces for x in examples]
     scored = translate.model.score_batch(*pairs, max_input_length=0)
+    errors, same = [], 0
     found = translate([x.source for x in examples])
     for x, probabilities, (translation, score) in zip(examples, scored, found, strict=True):
         logp = probabilities.log_probs[: len(x.pieces) + (not x.is_cut)]
