@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 if TYPE_CHECKING:
-    from common.exportable import ExportableClassifier, ExportableProgram, ExportableTranslator
+    from common.exportable import ExportableClassifier, ExportableProgram, Translated
     from common.images.input_spec import InputSpec
 
 
@@ -86,6 +86,7 @@ class Uses:
     at_once = 8  # examples that a device computes at once to answer, in batches of any size
     # How a trained model is used if predict.py cannot use it, as a sentence.
     hint = "python main.py --mode=eval evaluates it"
+    has_ctranslate2 = False  # whether `write_ctranslate2` writes the model
     # Commands that use a trained model, by purpose, for the report; "{workdir}" stands for its run.
     commands: Mapping[str, str] = {}
 
@@ -140,12 +141,12 @@ class Uses:
         """
         return {}
 
-    def ctranslate2(self, params: Any) -> ExportableTranslator | None:
-        """The model in the form of CTranslate2; None where there is none. The arrays are NumPy's.
+    def write_ctranslate2(self, params: Any, folder: str) -> Sequence[Translated]:
+        """Writes a translator into a local folder, for commands/export/translate.py.
 
-        ConfigError if the vocabulary is not one that the exported script reads.
+        Returns sentences that predict.py has translated. ConfigError if there is no such form.
         """
-        return None
+        raise NotImplementedError
 
     def read_foreign(self, file: str) -> Imported | None:
         """Reads another library's weights; None if the benchmark takes none.

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -59,22 +59,10 @@ class ExportableProgram:
     distance: Callable[[Arrays, Arrays], float] | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Example:
-    """A sentence, and its best translation by predict.py; the end of a sentence is no piece."""
+class Translated(NamedTuple):
+    """A sentence and its best translation by predict.py: texts, and pieces without the end."""
 
-    source: str
-    source_pieces: list[str]
-    translation: str
-    pieces: list[str]
+    source: tuple[str, list[str]]
+    translation: tuple[str, list[str]]
     score: float
-    is_cut: bool  # whether the translation has no end, because it is as long as allowed
-
-
-@dataclasses.dataclass(frozen=True)
-class ExportableTranslator:
-    """A trained translator in the form of CTranslate2, for commands/export/translate.py."""
-
-    # Writes all but the script into an existing local folder; ConfigError if it has no such form.
-    save: Callable[[str], None]
-    examples: Callable[[], Sequence[Example]]
+    is_cut: bool  # whether the translation is as long as allowed, and has no end

@@ -66,9 +66,9 @@ def write(
     each file, and the names of the classes. UserError if the model does not have a format or finite
     weights, or if what was written computes something else.
     """
-    translator = model.in_float32().benchmark.uses.ctranslate2(model.params)
     forms = [name for name in FORMATS if name != "onnx" or any(p.draw for p in programs.values())]
-    formats.check(names, [*forms, "ctranslate2"] if translator else forms, model)
+    forms += ["ctranslate2"] * model.benchmark.uses.has_ctranslate2
+    formats.check(names, forms, model)
     model.check_finite()
     labels = [name for _, name in model.manifest.get("categories", ())]
     chosen, rows, shown = names or formats.DEFAULTS, {}, []
@@ -86,8 +86,8 @@ def write(
         shown.append({"paths": paths, "program": program, "arrays": _arrays(program, checks[0])})
         for file, content in program.files.items():
             pathlib.Path(folder, file).write_bytes(content)
-    if translator and "ctranslate2" in chosen:
-        rows["ctranslate2"] = translators.write(translator, folder)
+    if "ctranslate2" in chosen:
+        rows["ctranslate2"] = translators.write(model, folder)
     text = formats.filled("program.md", model=model, programs=shown, rows=rows)
     pathlib.Path(folder, "README.md").write_text(text, encoding="utf-8")
     return rows, labels
