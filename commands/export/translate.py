@@ -8,6 +8,7 @@ log(probability) / ((5 + tokens) / 6)^alpha is the score, and the end of the sen
 import argparse
 import itertools
 import json
+import os
 import pathlib
 import re
 import sys
@@ -15,7 +16,7 @@ import sys
 import ctranslate2
 
 CHUNK = 1024  # lines that are read before the first is translated
-PATIENCE = 6  # the search ends after so many times `beams` translations
+PATIENCE = 2  # the search ends after so many times `beams` translations
 TINY = 1e-9  # CTranslate2 ends the search in another way where lengths have no penalty
 
 
@@ -93,6 +94,8 @@ class Translator:
         entries = json.loads((folder / "shared_vocabulary.json").read_text(encoding="utf-8"))
         self.text = Pieces(models[0], models[-1]) if models else Subwords(entries)
         self.start = config["decoder_start_token"]
+        if options.get("device", "cpu") == "cpu":  # each core has sentences of its own
+            options = {"inter_threads": os.cpu_count() or 1, "intra_threads": 1, **options}
         self.model = ctranslate2.Translator(str(folder), **options)
 
     def __call__(self, lines):
@@ -101,43 +104,50 @@ class Translator:
         pieces = [self.text.split(line) for line in lines]
         for i, line in enumerate(lines):
             if line and len(pieces[i]) < self.rules["max_tokens"]:  # the end is one more
-                lengths.setdefault(len(pieces[i]) + 1, []).append(i)
+                lengths.setdefault(len(pieces[i]), []).append(i)
             elif line:
                 print(f"too long: {line[:40]} ...", file=sys.stderr)
-        for length, numbers in lengths.items():
-            found = self.search([pieces[i] for i in numbers], length + self.rules["extra_length"])
-            for i, (best, score) in zip(numbers, found, strict=True):
-                results[i] = self.join(best), score
+        found = [
+            (numbers, self.search([pieces[i] for i in numbers], length))
+            for length, numbers in lengths.items()
+        ]
+        for numbers, translations in found:
+            for i, each in zip(numbers, translations, strict=True):
+                results[i] = self.best(each.result())
         return results
 
     def join(self, pieces):
         return self.text.join(pieces).replace("\n", " ")
 
-    def search(self, sentences, limit):
-        """The best [(pieces, score)] of sentences; a translation has at most `limit` tokens."""
-        beams, alpha = self.rules["beams"], self.rules["alpha"] or TINY
-        found = self.model.translate_batch(
+    def search(self, sentences, length):
+        """Begins to translate sentences with so many pieces; returns a future of each."""
+        beams = self.rules["beams"]
+        return self.model.translate_batch(
             sentences,
+            asynchronous=True,
             beam_size=beams,
             patience=PATIENCE,
-            num_hypotheses=beams * PATIENCE if beams > 1 else 1,
-            length_penalty=alpha,
+            num_hypotheses=round(beams * PATIENCE) if beams > 1 else 1,
+            length_penalty=self.rules["alpha"] or TINY,
             min_decoding_length=0,
-            max_decoding_length=limit,
+            max_decoding_length=length + 1 + self.rules["extra_length"],
             max_input_length=0,
             max_batch_size=1024,
             batch_type="tokens",
             return_scores=True,
             return_end_token=True,
         )
-        for each in found:
-            ranked = []
-            for pieces, score in zip(each.hypotheses, each.scores, strict=True):
-                score = self.score(score * len(pieces) ** alpha, len(pieces))
-                # The word that pads is none; what has not ended counts only if nothing has.
-                ranked.append((self.start not in pieces, pieces[-1:] == [self.end], score, pieces))
-            _, has_ended, score, pieces = max(ranked)
-            yield pieces[: len(pieces) - has_ended], score
+
+    def best(self, found):
+        """(translation, score) with predict.py's penalty of what CTranslate2 has found."""
+        ranked = []
+        for pieces, score in zip(found.hypotheses, found.scores, strict=True):
+            logp = score * len(pieces) ** (self.rules["alpha"] or TINY)
+            # The word that pads is none; what has not ended counts only if nothing has.
+            kind = self.start not in pieces, pieces[-1:] == [self.end]
+            ranked.append((*kind, self.score(logp, len(pieces)), pieces))
+        _, has_ended, score, pieces = max(ranked)
+        return self.join(pieces[: len(pieces) - has_ended]), score
 
     def score(self, logp, size):
         """The score of a translation, from its log(probability) and its tokens."""
