@@ -1,8 +1,8 @@
 """Translates lines of text with CTranslate2: python translate.py < sentences.txt > out.txt
 
-It needs the packages ctranslate2 and, if a file ends with .model, sentencepiece, and the files
-beside it. The result is that of predict.py, which wrote it: the sentence of the best score, where
-log(probability) / ((5 + tokens) / 6)^alpha is the score, and the end of the sentence is a token.
+It needs the files beside it and the package ctranslate2; if one of them is a model of sentencepiece
+(.model, .spm), that package as well. The result is that of predict.py: the sentence of the best
+score, a logarithm of the probability over a penalty of the length.
 """
 
 import argparse
@@ -72,16 +72,21 @@ class Subwords:
 class Pieces:
     """Those of a sentencepiece model, or of one for each language."""
 
-    def __init__(self, source, target):
+    def __init__(self, models, known, unknown):
         from sentencepiece import SentencePieceProcessor
 
-        self.source, self.target = (SentencePieceProcessor(model_file=x) for x in (source, target))
+        self.models = [SentencePieceProcessor(model_file=str(path)) for path in models]
+        self.known, self.unknown = set(known), unknown
 
     def split(self, text):
-        return self.source.encode(text, out_type=str)
+        code = (re.match(">>.*?<<", text) or [""])[0] if self.models[1:] else ""  # of a language
+        pieces = self.models[0].encode(text.removeprefix(code), out_type=str)
+        pieces = [code] * bool(code) + pieces
+        return [piece if piece in self.known else self.unknown for piece in pieces]
 
     def join(self, pieces):
-        return self.target.decode(pieces)
+        text = self.models[-1].decode(pieces)
+        return text.replace("\u2581", " ").strip() if self.models[1:] else text
 
 
 class Translator:
@@ -90,9 +95,9 @@ class Translator:
         folder = pathlib.Path(folder)
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         self.rules, self.end = config["translate"], config["eos_token"]
-        models = [str(folder / name) for name in self.rules["sentencepiece"]]
-        entries = json.loads((folder / "shared_vocabulary.json").read_text(encoding="utf-8"))
-        self.text = Pieces(models[0], models[-1]) if models else Subwords(entries)
+        models = [folder / name for name in self.rules["sentencepiece"]]
+        known = json.loads((folder / "shared_vocabulary.json").read_text(encoding="utf-8"))
+        self.text = Pieces(models, known, config["unk_token"]) if models else Subwords(known)
         self.start = config["decoder_start_token"]
         if options.get("device", "cpu") == "cpu":  # each core has sentences of its own
             options = {"inter_threads": os.cpu_count() or 1, "intra_threads": 1, **options}
@@ -151,7 +156,8 @@ class Translator:
 
     def score(self, logp, size):
         """The score of a translation, from its log(probability) and its tokens."""
-        return logp / ((5 + size) / 6) ** self.rules["alpha"]
+        offset = self.rules["offset"]  # 5 is GNMT's
+        return logp / ((offset + size) / (offset + 1)) ** self.rules["alpha"]
 
 
 def main():

@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.translation.transformer import models
 from benchmarks.translation.use import TranslatorUses
-from benchmarks.translation.vocabulary import EOS, PAD, SentencePiece, Subwords
+from benchmarks.translation.vocabulary import EOS, PAD, Marian, SentencePiece, Subwords
 from common.errors import ConfigError, UserError
 from common.exportable import Translated
 
@@ -16,24 +16,27 @@ _MAX_TOKENS = 2048  # of a sentence, its end included, as predict.py takes them
 _EXAMPLES = 16  # sentences that an export is checked with
 
 
-class TransformerUses(TranslatorUses):
-    """The uses of a Transformer."""
+class CTranslateUses(TranslatorUses):
+    """The uses of a translator that CTranslate2 computes."""
 
     has_ctranslate2 = True
 
     def write_ctranslate2(self, params: Any, folder: str) -> list[Translated]:
         benchmark: Any = self._benchmark
         settings, vocabulary = benchmark.settings, benchmark.vocabulary
-        if not isinstance(vocabulary, Subwords | SentencePiece):
+        files = {pathlib.Path(vocabulary.path).name: vocabulary.data}
+        if isinstance(vocabulary, Marian):
+            files = {name: vocabulary.contents[name] for name in Marian.FILES[:2]}
+        elif not isinstance(vocabulary, Subwords | SentencePiece):
             raise ConfigError(
                 f"--format=ctranslate2: {vocabulary.path} is a vocabulary of {vocabulary.kind}, "
                 "whose text needs a tokenizer; use one of subwords or sentencepiece"
             )
-        name = pathlib.Path(vocabulary.path).name
-        pathlib.Path(folder, name).write_bytes(vocabulary.data)
+        for name, content in files.items():
+            pathlib.Path(folder, name).write_bytes(content)
         max_tokens = max(settings.eval_lengths[-1], _MAX_TOKENS)
         spec = _spec(benchmark.network, params, vocabulary.size, max_tokens + settings.extra_length)
-        names = vocabulary.entries
+        names = vocabulary.pieces
         spec.register_source_vocabulary(names)
         spec.register_target_vocabulary(names)
         config = spec.config
@@ -45,7 +48,8 @@ class TransformerUses(TranslatorUses):
             "alpha": settings.length_penalty,
             "extra_length": settings.extra_length,
             "max_tokens": max_tokens,
-            "sentencepiece": [name] if isinstance(vocabulary, SentencePiece) else [],
+            "offset": 0 if settings.variant == "marian" else 5,
+            "sentencepiece": [] if isinstance(vocabulary, Subwords) else [*files],
         }
         config.add_attribute("translate", rules)  # for the script
         spec.validate()
@@ -70,8 +74,8 @@ class TransformerUses(TranslatorUses):
         found, scores = (np.asarray(x)[:, 0] for x in found)
         return [
             Translated(
-                (source, [vocabulary.entries[i] for i in each[:-1]]),
-                (self.text(best), [vocabulary.entries[i] for i in best[best > EOS]]),
+                (source, [vocabulary.pieces[i] for i in each[:-1]]),
+                (self.text(best), [vocabulary.pieces[i] for i in best[best > EOS]]),
                 float(score),
                 self.is_cut(best),
             )

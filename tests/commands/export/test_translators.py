@@ -84,24 +84,24 @@ def test_sentencepiece(make, models, name, tiny_sentences, tmp_path):  # noqa: F
     folder = tmp_path / "out" / "ctranslate2"
     assert (folder / "sp.model").read_bytes() == models[name].read_bytes()
     loaded = load_vocabulary(str(models[name]))
-    pieces = script().Pieces(*[str(models[name])] * 2)
+    pieces = script().Pieces([models[name]], loaded.pieces, loaded.pieces[loaded.unknown])
     for text in (*LINES, "an é and 😀 日本"):
         ids = loaded.encode(text)
         names = pieces.split(text)
-        assert names == [loaded.entries[i] for i in ids] and pieces.join(names) == text
+        assert names == [loaded.pieces[i] for i in ids] and pieces.join(names) == text
 
 
 def test_subwords(models):  # noqa: F811
     """Any text, and what a model may write: any subwords in any order."""
     loaded, draw = load_vocabulary(str(models["subwords"])), random.Random(0)
-    subwords = script().Subwords(loaded.entries)
-    ids = {name: i for i, name in enumerate(loaded.entries)}
+    subwords = script().Subwords(loaded.pieces)
+    ids = {name: i for i, name in enumerate(loaded.pieces)}
     for _ in range(2000):
         text = "".join(draw.choices("ab Z,._\\u09;\n\u0301ß日😀 ", k=draw.randrange(1, 20)))
         pieces = subwords.split(text)
         assert [ids[name] for name in pieces] == loaded.encode(text)
         assert subwords.join(pieces) == loaded.decode(loaded.encode(text)) == text
-        pieces = draw.choices(loaded.entries[2:], k=draw.randrange(1, 20))
+        pieces = draw.choices(loaded.pieces[2:], k=draw.randrange(1, 20))
         pieces += draw.choice([[], [*"\\065;_"], [*"\\99999999;_"], [*"\\55296;_"], [*"\\\\_"]])
         assert subwords.join(pieces) == loaded.decode([ids[name] for name in pieces])
 
@@ -118,7 +118,7 @@ def test_what_is_off_is_not_written(make, part, tiny_sentences, tmp_path, monkey
         )
     else:
         text = translators._SCRIPT.read_text()
-        bad = {"search": ("(5 + size)", "(4 + size)"), "text": ('+ "_"', '+ "__"')}[part]
+        bad = {"search": ("(offset + size)", "(4 + size)"), "text": ('+ "_"', '+ "__"')}[part]
         monkeypatch.setattr(translators, "_SCRIPT", tmp_path / "translate.py")
         (tmp_path / "translate.py").write_text(text.replace(*bad))
     with pytest.raises(OutputError, match="--format=ctranslate2: .*nothing is exported"):
