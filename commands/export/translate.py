@@ -13,8 +13,6 @@ import pathlib
 import re
 import sys
 
-import ctranslate2
-
 CHUNK = 1024  # lines that are read before the first is translated
 PATIENCE = 2  # the search ends after so many times `beams` translations
 TINY = 1e-9  # CTranslate2 ends the search in another way where lengths have no penalty
@@ -92,6 +90,8 @@ class Pieces:
 class Translator:
     def __init__(self, folder, **options):
         """Options are those of ctranslate2.Translator, such as compute_type="int8"."""
+        import ctranslate2
+
         folder = pathlib.Path(folder)
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         self.rules, self.end = config["translate"], config["eos_token"]

@@ -1,9 +1,9 @@
 """Writes a translator for CTranslate2, with a script that translates as predict.py does."""
 
-import importlib.util
 import math
 import os
 import pathlib
+import runpy
 import shutil
 from collections.abc import Sequence
 from typing import Any
@@ -26,11 +26,7 @@ def write(model: model_source.Model, folder: str) -> dict[str, Any]:
     path = f"{folder}/{formats.PATHS['ctranslate2']}"
     os.mkdir(path)
     examples = model.in_float32().benchmark.uses.write_ctranslate2(model.params, path)
-    script = importlib.util.spec_from_file_location("exported", shutil.copy(_SCRIPT, path))
-    assert script and script.loader
-    module = importlib.util.module_from_spec(script)
-    script.loader.exec_module(module)
-    translate = module.Translator(path)
+    translate = runpy.run_path(shutil.copy(_SCRIPT, path))["Translator"](path)
     error, same = _check(translate, examples)
     equal = f"{same} of {count(len(examples), 'translation')}"
     size = formats.megabytes(path)

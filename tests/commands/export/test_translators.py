@@ -1,11 +1,12 @@
 """--mode=export --format=ctranslate2: a script without this program translates as predict.py."""
 
-import importlib.util
 import json
 import random
+import runpy
 import shutil
 import subprocess
 import sys
+from typing import Any
 
 import ml_collections
 import pytest
@@ -20,14 +21,6 @@ from tests.benchmarks.translation.test_translators import configure
 from tests.benchmarks.translation.test_vocabulary import LINES, models  # noqa: F401 (fixture)
 
 ctranslate2 = pytest.importorskip("ctranslate2")
-
-
-def script(path=translators._SCRIPT):
-    """The script as a module."""
-    spec = importlib.util.spec_from_file_location("exported", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
@@ -73,28 +66,43 @@ def test_the_translations_are_those_of_predict(make, call, changes, tiny_sentenc
     assert sum(map(str.__ne__, found, wanted)) <= 3  # the searches have other rules
 
 
-@pytest.mark.parametrize("name", ["usual", "own"])
+@pytest.mark.parametrize("name", ["usual", "own", "marian"])
 def test_sentencepiece(make, models, name, tiny_sentences, tmp_path):  # noqa: F811
-    shutil.copytree(tiny_sentences, tmp_path / "data")
-    shutil.copy(models[name], tmp_path / "data" / "sp.model")
+    """The folder has the models; of Marian's vocabulary both, and its code of a language."""
+    data, own, texts = tmp_path / "data", str(models.get(name)), [*LINES, "an é and 😀 日本"]
+    shutil.copytree(tiny_sentences, data)
+    changes = {}
+    if name == "marian":
+        parts = {"source.spm": models["usual"], "target.spm": models["own"]}
+        for file, path in parts.items():
+            shutil.copy(path, data / file)
+        usual: Any = load_vocabulary(str(models["usual"]))
+        names = usual.pieces[5:-40]
+        ids = {each: i for i, each in enumerate(["</s>", "<unk>", ">>en<<", *names, "<pad>"])}
+        (data / "vocab.json").write_text(json.dumps(ids))
+        own, changes = str(data / "vocab.json"), {"variant": "marian", "activation": "swish"}
+        texts = [f">>en<<{line}" for line in texts]
+    loaded: Any = load_vocabulary(own)
+    (data / "sp.model").write_bytes(loaded.data)
     for file in ("newstest2014.en", "newstest2014.de"):
-        (tmp_path / "data" / file).write_text("".join(f"{line}\n" for line in LINES[:9]))
-    make(tmp_path / "data", vocabulary_file="sp.model", eval_lengths=(64,))
+        (data / file).write_text("".join(f"{line}\n" for line in LINES[:9]))
+    make(data, vocabulary_file="sp.model", eval_lengths=(64,), **changes)
     export.run("any", "latest", "ctranslate2", str(tmp_path / "out"))
     folder = tmp_path / "out" / "ctranslate2"
-    assert (folder / "sp.model").read_bytes() == models[name].read_bytes()
-    loaded = load_vocabulary(str(models[name]))
-    pieces = script().Pieces([models[name]], loaded.pieces, loaded.pieces[loaded.unknown])
-    for text in (*LINES, "an é and 😀 日本"):
-        ids = loaded.encode(text)
-        names = pieces.split(text)
-        assert names == [loaded.pieces[i] for i in ids] and pieces.join(names) == text
+    if name != "marian":
+        assert (folder / "sp.model").read_bytes() == models[name].read_bytes()
+    text = runpy.run_path(f"{folder}/translate.py")["Translator"](folder).text
+    for line in texts:
+        ids = loaded.encode(line)
+        pieces = [loaded.pieces[i] for i in ids]
+        assert text.split(line) == pieces and text.join(pieces) == loaded.decode(ids)
 
 
 def test_subwords(models):  # noqa: F811
     """Any text, and what a model may write: any subwords in any order."""
-    loaded, draw = load_vocabulary(str(models["subwords"])), random.Random(0)
-    subwords = script().Subwords(loaded.pieces)
+    loaded: Any = load_vocabulary(str(models["subwords"]))
+    draw = random.Random(0)
+    subwords = runpy.run_path(str(translators._SCRIPT))["Subwords"](loaded.pieces)
     ids = {name: i for i, name in enumerate(loaded.pieces)}
     for _ in range(2000):
         text = "".join(draw.choices("ab Z,._\\u09;\n\u0301ß日😀 ", k=draw.randrange(1, 20)))
