@@ -289,7 +289,7 @@ def test_escapes():
 def test_builds_what_tensor2tensor_builds(size):
     text = learn_subwords(counts_of(LINES), size)
     assert text == "".join(f"'{entry}'\n" for entry in entries(size)).replace("\0", " ")
-    assert vocabulary.Subwords(text.encode(), "x").pieces == encoder(size).entries
+    assert vocabulary.Subwords(text.encode(), "x").pieces == encoder(size).pieces
 
 
 def test_builds_larger_ones_as_tensor2tensor():
