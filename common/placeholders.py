@@ -8,7 +8,7 @@ r"""The placeholders of a text: what a translation must keep, such as `%s`, `{na
 | Mustache, Jinja, Angular | `{{ x }}` `{% if x %}` | all of it but blanks |
 | ICU | `{n, plural, one {#} other {#}}` | `{n, plural}`, and what any of its branches has |
 | tags | `<b>` `</b>` `<br />` `<a href="%s">` | the name, and what its values have |
-| entities | `&amp;` `&#160;` | all of it |
+| entities | `&amp;` `&#160;`, but no quotes, which each language has its own of | all of it |
 
 What people write is none: `50% of`, `100%ige`, Turkish `%50`, `$5`, `a < b`, `<file>`, `AT&T`.
 """
@@ -27,7 +27,7 @@ _KINDS = rf"""
     |%%|%\([^()%]+\){_PRINTF}|%[A-Za-z_][\w.]{{2,}}%(?![A-Za-z0-9_%(])|(?<!\d)%[A-Z_]{{4,}}|%Ln
     |(?P<printf>%\d+\${_PRINTF}|(?<!\d)%{_PRINTF}|%{_PRINTF}(?![^\W\d_]))
     |\$[A-Za-z_]\w+\$|\$\(\w+\)|\$\[\w+\]
-    |&(?:\#\d+|\#[xX][0-9A-Fa-f]+|[A-Za-z][A-Za-z0-9]+);
+    |&(?!quot;|apos;|[a-z]{{1,3}}quo;|\#3[49];)(?:\#\d+|\#[xX][0-9A-Fa-f]+|[A-Za-z][A-Za-z0-9]+);
     |(?P<brace>(?<!\\)[$%\#]?\{{)
     |<(?P<end>/?)(?P<tag>\w[\w:-]*)
         (?P<values>(?:\s+[\w:.-]+\s*=\s*(?>"[^"<]*"|'[^'<]*'|[^\s<>]+))*)\s*(?P<empty>/?)>
