@@ -38,7 +38,7 @@ _PATTERNS = {
 }
 _IS_QT = re.compile(r"%L?1(?![\d$]|\.\d)")
 _IS_DATE = re.compile(r"%[-_]?[BHMRTYbky](?![A-Za-z])|%-?[Il](?![\w'])")
-_DIGITS = re.compile("'|I(?!64)")  # of printf: group the digits, or are those of the language
+_DIGITS = re.compile("'|(?<!R)I(?!64)")  # of printf: group the digits, or are those of the language
 _ALONE = {"b", "br", "em", "hr", "i", "img", "li", "p", "qt", "strong", "u", "wbr"}  # need no end
 _ENDS = re.compile(r"</(\w[\w:-]*)\s*>")
 _BRACES, _BLANKS = re.compile("[{}]"), re.compile(r"\s*([{}%|,:])\s*")

@@ -303,6 +303,8 @@ class Translator(Benchmark):
     @functools.cached_property
     def sources(self) -> list[str]:
         """The sentences to evaluate as text; tokenized ones are joined."""
+        if path := self.eval_text[0]:
+            return evaluation.read_lines(path)
         return [self.vocabulary.decode(ids) for ids in self.eval_pairs[0].tolist()]
 
     @functools.cached_property

@@ -132,7 +132,9 @@ class Translator:
         every = {n: rows[n] for n in marked}
         if self._n_best < self._uses.beams:  # then with all that the search has
             inputs = [padded(sentences[n], self._uses.lengths) for n in marked]
-            results = self._predictor([{"inputs": ids, "all": np.int8(1)} for ids in inputs])
+            results = self._predictor(
+                [{"inputs": ids, "all": np.ones((), np.int8)} for ids in inputs]
+            )
             for n, result in zip(marked, results, strict=True):
                 every[n] = self._row(rows[n].source, result["tokens"], result["score"])
         for n, row in every.items():
