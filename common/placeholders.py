@@ -54,7 +54,7 @@ _ICU = re.compile(
 )
 _BRANCH = re.compile(r"\s*([\w-]+|=\d+)\s*(?={)")
 _COUNTS = re.compile(r"zero|one|two|few|many|other|=\d+")
-_UNNUMBERED = re.compile(r"(%)([^%(<{\d]\S*|\d+[^\d$]\S*)|({)((?:[!:,].*)?})", re.DOTALL)
+_UNNUMBERED = re.compile(r"(%)([^%({\d]\S*|\d+[^\d$]\S*)|({)((?:[!:,].*)?})", re.DOTALL)
 
 
 def find(text: str) -> Counter[str]:
@@ -148,8 +148,10 @@ def _in_braces(text: str, match: re.Match[str], ends: dict[int, int], depth: int
         return []
     inner, whole = text[begin + 1 : end - 1], text[match.start() : end]
     is_double = ends.get(begin + 1) == end - 1 or inner[:1] == inner[-1:] == "%"
-    if is_double or len(match[0]) > 1 or _FIELD.fullmatch(inner):
+    if is_double:
         return [_PLURAL.sub(r"\1}}", _BLANKS.sub(r"\1", whole))]
+    if len(match[0]) > 1 or _FIELD.fullmatch(inner):
+        return [whole]  # Python takes no blanks
     if not (icu := _ICU.match(inner)) or depth == _DEPTH:
         return []
     head, position = f"{{{icu[1]}, {icu[2]}", begin + 1 + icu.end()

@@ -34,6 +34,7 @@ DIFFER = [
     ("%s", "% s", "lacks %s"),
     ("%d of %s", "%s", "lacks %d"),
     ("{name}", "{Name}", "lacks {name}, adds {Name}"),
+    ("{name}", "{ name }", "lacks {name}, adds { name }"),
     ("%(n)d", "%(n) d", "lacks %(n)d"),
     ("%5.2f", "%5,2f", "lacks %5.2f"),
     ("<b>x</b>", "<b>x", "lacks </b>"),
@@ -51,6 +52,7 @@ DIFFER = [
 AGREE = [
     ("%s of %d", "%d von %s"),
     ("%s of %d", "%2$d von %1$s"),
+    ("%s of %<PRIu64>", "%2$<PRIu64> von %1$s"),
     ("{} of {}", "{1} von {0}"),
     ("%5d {:>5}", "%1$5d {0:>5}"),
     ("{{ x }}<br/>", "{{x}}<br>"),
