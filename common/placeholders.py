@@ -70,7 +70,8 @@ def difference(source: str, translation: str) -> str:
     """
     if not (_may_have(source) or _may_have(translation)) or source == translation:
         return ""
-    first, second = [*_all(source)], [*_all(translation)]
+    first = [*_all(source)]
+    second = [*_all(translation, is_qt=bool(_IS_QT.search(source)))]
     then, now = Counter(first), Counter(second)
     if then == now or Counter(_numbered(first)) == Counter(_numbered(second)):
         return ""
@@ -102,11 +103,12 @@ def _numbered(every: Iterable[str]) -> Iterator[str]:
             yield f"{{{next(numbers['{'])}{match[4]}"
 
 
-def _all(text: str, depth: int = 0) -> Iterator[str]:
+def _all(text: str, depth: int = 0, is_qt: bool = False) -> Iterator[str]:
     """The placeholders of a text in their order."""
     if not _may_have(text):
         return
-    pattern, position = _PATTERNS[bool(_IS_QT.search(text))], 0
+    is_qt = is_qt or bool(_IS_QT.search(text))
+    pattern, position = _PATTERNS[is_qt], 0
     is_date, closed = _IS_DATE.search(text), {*map(str.lower, _ENDS.findall(text))}
     ends = _ends(text)
     while match := pattern.search(text, position):
@@ -121,7 +123,7 @@ def _all(text: str, depth: int = 0) -> Iterator[str]:
             if match["end"] or match["empty"] or values or name in _ALONE or name in closed:
                 is_empty = match["empty"] and name not in _ALONE  # <br/> is <br>
                 yield f"<{match['end']}{name}{'/' * bool(is_empty)}>"
-                yield from _all(values, depth)
+                yield from _all(values, depth, is_qt)
         elif match["printf"]:
             if not is_date:  # languages have other fields in it
                 yield _DIGITS.sub("", match[0])

@@ -13,6 +13,7 @@ FOUND = {
     "%'d %Id %<PRIu64>": "%d %d %<PRIu64>",  # digits are grouped, and are those of the language
     "%1. %L2 of %10s": "%1 %L2 %10",
     "%n file(s)": "%n",
+    '<a href="%2">%1</a>': "<a> %2 %1 </a>",
     "{} {0} {name!r:>10} {0:N2} {a.b[0]} { c }": "{} {0} {name!r:>10} {0:N2} {a.b[0]} {c}",
     "{0:yyyy HH}": "{0:yyyyHH}",
     "{{ x|lower }} {{{y}}} {% if z %}": "{{x|lower}} {{{y}}} {%ifz%}",
@@ -40,6 +41,7 @@ DIFFER = [
     ("<b>x</b>", "<b>x", "lacks </b>"),
     ("a &amp; b", "a & b", "lacks &amp;"),
     ("x", "%1", "adds %1"),
+    ("%1 to %2", "auf %2", "lacks %1"),
     ("{} {}", "{1} {1}", "lacks {} {}, adds {1} {1}"),
     ("%s %d", "%1$d %2$s", "lacks %s %d, adds %1$d %2$s"),
     ("{n, plural, one {#} other {#}}", "{n, plural, eine {#} andere {#}}", "lacks {n, plural} #"),
