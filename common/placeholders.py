@@ -28,13 +28,13 @@ _KINDS = rf"""
     |(?P<printf>%\d+\${_PRINTF}|(?<!\d)%{_PRINTF}|%{_PRINTF}(?![^\W\d_]))
     |\$[A-Za-z_]\w+\$|\$\(\w+\)|\$\[\w+\]
     |&(?!quot;|apos;|[a-z]{{1,3}}quo;|\#3[49];)(?:\#\d+|\#[xX][0-9A-Fa-f]+|[A-Za-z][A-Za-z0-9]+);
-    |(?P<brace>(?<!\\)[$%\#]?\{{)
+    |(?P<brace>(?<!\\)(?:[$%](?=\{{[^\W\d]))?\{{)
     |<(?P<end>/?)(?P<tag>\w[\w:-]*)
         (?P<values>(?:\s+[\w:.-]+\s*=\s*(?>"[^"<]*"|'[^'<]*'|[^\s<>]+))*)\s*(?P<empty>/?)>
 """
-_PATTERNS = {
+_PATTERNS = {  # by whether the text is Qt's
     False: re.compile(_KINDS, re.VERBOSE),
-    True: re.compile(rf"%L?\d{{1,2}}(?![\d$])|{_KINDS}", re.VERBOSE),
+    True: re.compile(rf"%L?\d{{1,2}}(?![\d$])|{_KINDS.replace('|%%|', '|')}", re.VERBOSE),
 }
 _IS_QT = re.compile(r"%L?1(?![\d$]|\.\d)")
 _IS_DATE = re.compile(r"%[-_]?[BHMRTYbky](?![A-Za-z])|%-?[Il](?![\w'])")
@@ -149,8 +149,7 @@ def _in_braces(text: str, match: re.Match[str], ends: dict[int, int], depth: int
     if not 0 < end - begin < _LONGEST:
         return []
     inner, whole = text[begin + 1 : end - 1], text[match.start() : end]
-    is_double = ends.get(begin + 1) == end - 1 or inner[:1] == inner[-1:] == "%"
-    if is_double:
+    if ends.get(begin + 1) == end - 1 or inner[:1] == inner[-1:] == "%":
         return [_PLURAL.sub(r"\1}}", _BLANKS.sub(r"\1", whole))]
     if len(match[0]) > 1 or _FIELD.fullmatch(inner):
         return [whole]  # Python takes no blanks

@@ -17,7 +17,7 @@ FOUND = {
     "{} {0} {name!r:>10} {0:N2} {a.b[0]} { c }": "{} {0} {name!r:>10} {0:N2} {a.b[0]} {c}",
     "{0:yyyy HH}": "{0:yyyyHH}",
     "{{ x|lower }} {{{y}}} {% if z %}": "{{x|lower}} {{{y}}} {%ifz%}",
-    "${a.b} %{n} #{x} $NAME$ %PATH% %PRODUCTNAME": "${a.b} %{n} #{x} $NAME$ %PATH% %PRODUCTNAME",
+    "${a.b} %{n} #{0} $NAME$ %PATH% %PRODUCTNAME": "${a.b} %{n} {0} $NAME$ %PATH% %PRODUCTNAME",
     "{{PLURAL:$1|page|pages}}": "{{PLURAL:$1}}",
     '<a href="%s" title=x>b</A> <br/> <br /> <x/>': "<a> %s </a> <br> <br> <x/>",
     "<link>x</link> <0>y</0>": "<link> </link> <0> </0>",
@@ -63,6 +63,7 @@ AGREE = [
     ("write <file>", "<datei> schreiben"),
     ("%I:%M %p", "%H:%M"),
     ("50% of", "%50'si"),
+    ("%1% of ${0}", "%%1 von {0} $"),
 ]
 
 
@@ -106,7 +107,7 @@ def test_conversions_are_those_of_python():
     values = tuple("a" if each[-1] in "sr" else 1 for each in found)
     assert text % values and find(text)["%%"] == text.count("%%")
     with pytest.raises(TypeError):
-        text % values[1:]
+        _ = text % values[1:]
 
 
 @pytest.mark.parametrize(
