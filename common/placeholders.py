@@ -8,13 +8,15 @@ r"""The placeholders of a text: what a translation must keep, such as `%s`, `{na
 | Mustache, Jinja, Angular | `{{ x }}` `{% if x %}` | all of it but blanks |
 | ICU | `{n, plural, one {#} other {#}}` | `{n, plural}`, and what any of its branches has |
 | tags | `<b>` `</b>` `<br />` `<a href="%s">` | the name, and what its values have |
-| entities | `&amp;` `&#160;`, but no quotes, which each language has its own of | all of it |
+| entities | `&amp;` `&#160;` `&nbsp;`, but no letters, quotes and dashes | all of it |
 
 What people write is none: `50% of`, `100%ige`, Turkish `%50`, `$5`, `a < b`, `<file>`, `AT&T`.
 """
 
+import html
 import itertools
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
@@ -27,7 +29,7 @@ _KINDS = rf"""
     |%%|%\([^()%]+\){_PRINTF}|%[A-Za-z_][\w.]{{2,}}%(?![A-Za-z0-9_%(])|(?<!\d)%[A-Z_]{{4,}}|%Ln
     |(?P<printf>%\d+\${_PRINTF}|(?<!\d)%{_PRINTF}|%{_PRINTF}(?![^\W\d_]))
     |\$[A-Za-z_]\w+\$|\$\(\w+\)|\$\[\w+\]
-    |&(?!quot;|apos;|[a-z]{{1,3}}quo;|\#3[49];)(?:\#\d+|\#[xX][0-9A-Fa-f]+|[A-Za-z][A-Za-z0-9]+);
+    |(?P<entity>&(?:\#\d+|\#[xX][0-9A-Fa-f]+|[A-Za-z][A-Za-z0-9]+);)
     |(?P<brace>(?<!\\)(?:[$%](?=\{{[^\W\d]))?\{{)
     |<(?P<end>/?)(?P<tag>\w[\w:-]*)
         (?P<values>(?:\s+[\w:.-]+\s*=\s*(?>"[^"<]*"|'[^'<]*'|[^\s<>]+))*)\s*(?P<empty>/?)>
@@ -39,6 +41,7 @@ _PATTERNS = {  # by whether the text is Qt's
 _IS_QT = re.compile(r"%L?1(?![\d$]|\.\d)")
 _IS_DATE = re.compile(r"%[-_]?[BHMRTYbky](?![A-Za-z])|%-?[Il](?![\w'])")
 _DIGITS = re.compile("'|(?<!R)I(?!64)")  # of printf: group the digits, or are those of the language
+_FREE = {"&nbsp;", "&#160;", "&#8239;", "&thinsp;", "&shy;"}  # a translation may have more
 _ALONE = {"b", "br", "em", "hr", "i", "img", "li", "p", "qt", "strong", "u", "wbr"}  # need no end
 _ENDS = re.compile(r"</(\w[\w:-]*)\s*>")
 _BRACES, _BLANKS = re.compile("[{}]"), re.compile(r"\s*([{}%|,:])\s*")
@@ -75,7 +78,8 @@ def difference(source: str, translation: str) -> str:
     then, now = Counter(first), Counter(second)
     if then == now or Counter(_numbered(first)) == Counter(_numbered(second)):
         return ""
-    parts = (("lacks", then - now), ("adds", now - then))
+    more = Counter({name: n for name, n in (now - then).items() if name not in _FREE})
+    parts = (("lacks", then - now), ("adds", more))
     return ", ".join(f"{verb} {_phrase(counts)}" for verb, counts in parts if counts)
 
 
@@ -127,6 +131,10 @@ def _all(text: str, depth: int = 0, is_qt: bool = False) -> Iterator[str]:
         elif match["printf"]:
             if not is_date:  # languages have other fields in it
                 yield _DIGITS.sub("", match[0])
+        elif match["entity"]:
+            text_of = html.unescape(match[0])  # languages have other letters and punctuation
+            if text_of[1:] or text_of in "&<>" or unicodedata.category(text_of)[0] not in "LP":
+                yield match[0]
         elif not match["url"]:
             yield match[0]
 

@@ -21,7 +21,7 @@ FOUND = {
     "{{PLURAL:$1|page|pages}}": "{{PLURAL:$1}}",
     '<a href="%s" title=x>b</A> <br/> <br /> <x/>': "<a> %s </a> <br> <br> <x/>",
     "<link>x</link> <0>y</0>": "<link> </link> <0> </0>",
-    "&amp; &#160; &nbsp; &#xA0;": "&amp; &#160; &nbsp; &#xA0;",
+    "&amp; &#60; &#160; &nbsp; &times; &kde;": "&amp; &#60; &#160; &nbsp; &times; &kde;",
     "{n, plural, =0 {none} one {# by {who}} other {# <b>x</b>}}": "{n,plural} # {who} <b> </b>",
     "{g, select, male {he} other {{n, plural, other {#}}}}": "{g,select,male_other} {n,plural} #",
     "{when, date, short} {n, number}": "{when,date} {n,number}",
@@ -30,6 +30,7 @@ NONE = """\
 100 % sure|50% of|100%ige|50%-a 50%-es|20%-30%|%50'si|5 %.|it is 5%, 6%; 7%|{ alone|a } b {
 {1, 2, 3}|{see below}|{Note: see below}|a < b and c > d|a<b and c>d|i <3 u|<me@x.org>|<http://x.de>
 AT&T; x|R&D;|Q&A|$5 and $6|US$|x_i < 5% & y|say <file>|<Control>a|&quot;x&quot;|&laquo;x&raquo;
+&#39;x&#8217;|a &mdash; b&hellip;|&#220;ber &uuml;ber
 http://x.de/%C3%BC%20d?a=%d0|%H:%M %p|%Y-%m-%d|\\{x\\}|""".replace("\n", "|").split("|")
 DIFFER = [
     ("%s", "% s", "lacks %s"),
@@ -40,6 +41,7 @@ DIFFER = [
     ("%5.2f", "%5,2f", "lacks %5.2f"),
     ("<b>x</b>", "<b>x", "lacks </b>"),
     ("a &amp; b", "a & b", "lacks &amp;"),
+    ("5&nbsp;km <i>", "5 km", "lacks &nbsp; <i>"),
     ("x", "%1", "adds %1"),
     ("%1 to %2", "auf %2", "lacks %1"),
     ("{} {}", "{1} {1}", "lacks {} {}, adds {1} {1}"),
@@ -63,6 +65,7 @@ AGREE = [
     ("write <file>", "<datei> schreiben"),
     ("%I:%M %p", "%H:%M"),
     ("50% of", "%50'si"),
+    ("it&#8217;s &ldquo;on&rdquo;", "es ist &#8222;an&#8220;"),
     ("%1% of ${0}", "%%1 von {0} $"),
 ]
 
@@ -88,6 +91,10 @@ def test_damage_is_told(source, translation, text):
 @pytest.mark.parametrize(("source", "translation"), AGREE)
 def test_what_languages_may_change(source, translation):
     assert difference(source, translation) == difference(translation, source) == ""
+
+
+def test_french_has_more_blanks():
+    assert difference("Page: %s", "Page&nbsp;: %s") == ""
 
 
 def test_braces_are_those_of_python():
