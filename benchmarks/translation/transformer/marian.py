@@ -39,7 +39,7 @@ _SIZES = {  # our keys, and theirs for encoder and decoder
     "mlp_width": "{}_ffn_dim",
     "num_heads": "{}_attention_heads",
 }
-_ACTIVATIONS = {"swish": "swish", "silu": "swish", "relu": "relu"}
+_ACTIVATIONS = {"swish": "swish", "silu": "swish", "relu": "relu", "gelu": "gelu"}
 _LAYERS = {  # of our arrays: names there, with several where one of ours is split
     "attention/query_key_value": tuple(f"self_attn.{part}_proj" for part in "qkv"),
     "attention/out": ("self_attn.out_proj",),
