@@ -45,8 +45,8 @@ flags.register_validator("eval_timeout", lambda seconds: seconds > 0, "must be m
 flags.DEFINE_string(
     "format",
     "",
-    "With --mode=export: one or more of hf, onnx, savedmodel, stablehlo; not every model has "
-    "all. Default: savedmodel,stablehlo.",
+    "With --mode=export: one or more of hf, onnx, savedmodel, stablehlo, ctranslate2; not every "
+    "model has all. Default: savedmodel,stablehlo.",
 )
 flags.DEFINE_string(
     "out",

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 if TYPE_CHECKING:
-    from common.exportable import ExportableClassifier, ExportableProgram
+    from common.exportable import ExportableClassifier, ExportableProgram, Translated
     from common.images.input_spec import InputSpec
 
 
@@ -87,6 +87,7 @@ class Uses:
     at_once = 8  # examples that a device computes at once to answer, in batches of any size
     # How a trained model is used if predict.py cannot use it, as a sentence.
     hint = "python main.py --mode=eval evaluates it"
+    formats: Sequence[str] = ()  # of --mode=export, beside those of `portable` or `programs`
     # Commands that use a trained model, by purpose, for the report; "{workdir}" stands for its run.
     commands: Mapping[str, str] = {}
 
@@ -140,6 +141,17 @@ class Uses:
         arrays are NumPy's.
         """
         return {}
+
+    def write_ctranslate2(self, params: Any, folder: str) -> Sequence[Translated]:
+        """Writes a translator into a local folder, for commands/export/translate.py.
+
+        Returns sentences that predict.py has translated. ConfigError if there is no such form.
+        """
+        raise NotImplementedError
+
+    def foreign_folder(self, params: Any) -> tuple[Mapping[str, np.ndarray], Mapping[str, bytes]]:
+        """A translator as `read_foreign` reads it: arrays by name, and the files beside them."""
+        raise NotImplementedError
 
     def read_foreign(self, file: str) -> Imported | None:
         """Reads another library's weights; None if the benchmark takes none.

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -57,3 +57,12 @@ class ExportableProgram:
     draw: Callable[[Graph], tuple[Ends, Ends]] | None = None
     # How far outputs are off the wanted ones, in any order; None where the order counts.
     distance: Callable[[Arrays, Arrays], float] | None = None
+
+
+class Translated(NamedTuple):
+    """A sentence and its best translation by predict.py: texts, and pieces without the end."""
+
+    source: tuple[str, list[str]]
+    translation: tuple[str, list[str]]
+    score: float
+    is_cut: bool  # whether the translation is as long as allowed, and has no end

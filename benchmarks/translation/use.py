@@ -97,11 +97,7 @@ class TranslatorUses(Sentences):
 
         def examples(pictures: Sequence[bytes]) -> Sequence[tuple[Arrays, None]]:
             del pictures
-            draw = np.random.default_rng(0)
-            rows = np.zeros((3, length), np.int32)
-            for row, size in zip(rows, (1, length // 4, length // 2), strict=True):
-                row[:size] = draw.integers(EOS + 1, benchmark.vocabulary_size, size)
-                row[size] = EOS
+            rows = self.drawn()
             return [({"sources": rows}, None), ({"sources": rows[:1]}, None)]
 
         folder, pattern = benchmark.settings.data_dir, benchmark.settings.vocabulary_file
@@ -116,6 +112,15 @@ class TranslatorUses(Sentences):
             files={vocabulary.name: vocabulary.read_bytes()},
         )
         return {"": program}
+
+    def drawn(self) -> np.ndarray:
+        """Three sentences of drawn words, int32[3, length], for checks."""
+        draw, length = np.random.default_rng(0), self._benchmark.settings.eval_lengths[-1]
+        rows = np.zeros((3, length), np.int32)
+        for row, size in zip(rows, (1, length // 4, length // 2), strict=True):
+            row[:size] = draw.integers(EOS + 1, self._benchmark.vocabulary_size, size)
+            row[size] = EOS
+        return rows
 
     def encode(self, text: str) -> list[int]:
         """The ids of a sentence with EOS at its end; no ids for an empty sentence."""

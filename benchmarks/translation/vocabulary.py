@@ -72,10 +72,10 @@ class Subwords(Vocabulary):
 
     def __init__(self, data: bytes, path: str):
         super().__init__(data, path)
-        self.entries = _parse_subwords(data, path)
-        self.size = len(self.entries)
-        self._ids = {s: i for i, s in enumerate(self.entries) if s and i >= len(RESERVED)}
-        self._alphabet = {c for s in self.entries for c in s} | ESCAPE_CHARACTERS
+        self.pieces = _parse_subwords(data, path)
+        self.size = len(self.pieces)
+        self._ids = {s: i for i, s in enumerate(self.pieces) if s and i >= len(RESERVED)}
+        self._alphabet = {c for s in self.pieces for c in s} | ESCAPE_CHARACTERS
         self._longest = max(map(len, self._ids))
         self._cache: dict[str, tuple[int, ...]] = {}
 
@@ -103,7 +103,7 @@ class Subwords(Vocabulary):
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids; an id outside of the vocabulary is skipped, as in tensor2tensor."""
-        escaped = "".join(self.entries[i] for i in _sentence(ids) if 0 <= i < self.size)
+        escaped = "".join(self.pieces[i] for i in _sentence(ids) if 0 <= i < self.size)
         return join_tokens(part for piece in escaped.split("_") if (part := unescape_token(piece)))
 
 
@@ -148,7 +148,9 @@ class SentencePiece(Vocabulary):
             raise DataError(f"{path} is not a sentencepiece model: {one_line(error)}") from error
         is_same = (self._model.pad_id(), self._model.eos_id()) == (PAD, EOS)
         self._shift = 0 if is_same else 2
-        self.size = self._model.vocab_size() + self._shift
+        self.pieces = [*RESERVED][: self._shift]
+        self.pieces += self._model.id_to_piece([*range(self._model.vocab_size())])
+        self.size = len(self.pieces)
         self.unknown = self._model.unk_id() + self._shift
 
     def encode(self, text: str) -> list[int]:

@@ -66,10 +66,12 @@ def choose(names: str) -> tuple[str, ...]:
     unknown = [name for name in wanted if name not in PATHS]
     if unknown or not wanted:
         raise ConfigError(f"--format={names}: use one or more of {', '.join(PATHS)}, with commas")
-    if "onnx" in wanted and importlib.util.find_spec("onnx") is None:
-        raise ConfigError(
-            "--format=onnx needs the package onnx, which is not installed: pip install onnx"
-        )
+    for name in {"onnx", "ctranslate2"}.intersection(wanted):
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(
+                f"--format={name} needs the package {name}, which is not installed: "
+                f"pip install {name}"
+            )
     return tuple(name for name in PATHS if name in wanted)
 
 

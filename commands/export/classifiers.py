@@ -23,6 +23,7 @@ from common.images.input_spec import prepare_image
 from engine.checkpoint import model_source
 from engine.report.history import History
 
+FORMATS = ("hf", "onnx", "savedmodel", "stablehlo")
 _LIMIT = 1e-5  # the largest error that is accepted, as a share of the largest logit
 # Keys of the config that say how a model was trained.
 _RECIPE = (
@@ -135,6 +136,7 @@ def write(
             f"{model.source} is a model of the benchmark {model.config.benchmark!r}, which has no "
             "export"
         )
+    formats.check(names, FORMATS, model)
     labels = model_source.class_names(model.manifest, portable.classes)
     if not labels:
         print("NOTE the model has no class names: numbers stand for them")

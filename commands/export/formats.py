@@ -25,6 +25,7 @@ from common.images import input_spec
 from common.images.input_spec import InputSpec
 from common.onnx_graph import Ends, Graph
 from common.tensorflow import tensorflow
+from engine.checkpoint import model_source
 
 DEFAULTS = ("savedmodel", "stablehlo")
 PATHS = {  # the file or folder that a format has in an export, in the order of the formats
@@ -32,6 +33,7 @@ PATHS = {  # the file or folder that a format has in an export, in the order of 
     "onnx": "model.onnx",
     "savedmodel": "savedmodel",
     "stablehlo": "model.stablehlo",
+    "ctranslate2": "ctranslate2",
 }
 Draw = Callable[[Graph], tuple[Ends, Ends]]
 _PLATFORMS = ("cpu", "tpu", "cuda")
@@ -199,6 +201,15 @@ def _read_onnx(path: str) -> Callable[[Arrays], Arrays]:
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         names = [output.name for output in session.get_outputs()]
     return lambda inputs: dict(zip(names, session.run(names, dict(inputs)), strict=True))
+
+
+def check(names: Sequence[str], forms: Sequence[str], model: model_source.Model) -> None:
+    """Raises ConfigError if the `model` has only the formats `forms`, and `names` has another."""
+    if other := [name for name in names if name not in forms]:
+        raise ConfigError(
+            f"--format={','.join(other)}: {model.source} is a model of the benchmark "
+            f"{model.config.benchmark!r}, which is exported as {', '.join(forms)}"
+        )
 
 
 def files_in(path: str) -> list[str]:

@@ -15,8 +15,8 @@ import numpy as np
 from jax import export
 from PIL import Image
 
-from commands.export import formats
-from common.errors import ConfigError, OutputError
+from commands.export import formats, translators
+from common.errors import OutputError
 from common.exportable import Arrays, ExportableProgram
 from engine.checkpoint import model_source
 
@@ -67,16 +67,13 @@ def write(
     weights, or if what was written computes something else.
     """
     forms = [name for name in FORMATS if name != "onnx" or any(p.draw for p in programs.values())]
-    if other := [name for name in names if name not in forms]:
-        raise ConfigError(
-            f"--format={','.join(other)}: {model.source} is a model of the benchmark "
-            f"{model.config.benchmark!r}, which is exported as {', '.join(forms)}"
-        )
+    forms += model.benchmark.uses.formats
+    formats.check(names, forms, model)
     model.check_finite()
     labels = [name for _, name in model.manifest.get("categories", ())]
     chosen, rows, shown = names or formats.DEFAULTS, {}, []
-    for suffix, program in programs.items():
-        exported = None if tuple(chosen) == ("onnx",) else _exported(program)
+    for suffix, program in programs.items() if {*chosen} & {*FORMATS} else ():
+        exported = _exported(program) if {*chosen} & {*formats.DEFAULTS} else None
         checks, paths = _checks(program), {}
         for name in FORMATS:
             if name in chosen:
@@ -89,7 +86,10 @@ def write(
         shown.append({"paths": paths, "program": program, "arrays": _arrays(program, checks[0])})
         for file, content in program.files.items():
             pathlib.Path(folder, file).write_bytes(content)
-    text = formats.filled("program.md", model=model, programs=shown)
+    rows |= {
+        name: translators.FORMS[name](model, folder) for name in {*chosen} & {*translators.FORMS}
+    }
+    text = formats.filled("program.md", model=model, programs=shown, rows=rows)
     pathlib.Path(folder, "README.md").write_text(text, encoding="utf-8")
     return rows, labels
 

@@ -19,8 +19,8 @@ from benchmarks.records import RecordBenchmark, RecordFiles
 from benchmarks.translation import evaluation, translator
 from benchmarks.translation.schema import FEATURES
 from benchmarks.translation.transformer import finished_beams, losses, marian, models, records
+from benchmarks.translation.transformer.ctranslate import CTranslateUses
 from benchmarks.translation.translator import Length, Translator
-from benchmarks.translation.use import TranslatorUses
 from benchmarks.translation.vocabulary import EOS
 from benchmarks.uses import Imported
 from common.data import files
@@ -239,12 +239,20 @@ class Transformer(Translator, RecordBenchmark[records.Records]):
         return finished_beams.search(step, cache, limit, rules)
 
     @property
-    def uses(self) -> TranslatorUses:
+    def uses(self) -> CTranslateUses:
         return _Uses(self)
 
 
-class _Uses(TranslatorUses):
+class _Uses(CTranslateUses):
     """The uses of a Transformer, which can begin with the weights of OPUS-MT."""
+
+    @property
+    def formats(self) -> Sequence[str]:
+        return (*super().formats, *["hf"] * (self._benchmark.settings.variant == "marian"))
+
+    def foreign_folder(self, params: Any) -> tuple[Mapping[str, np.ndarray], Mapping[str, bytes]]:
+        benchmark: Any = self._benchmark
+        return marian.folder(benchmark.settings, benchmark.vocabulary, params)
 
     def read_foreign(self, file: str) -> Imported:
         return marian.read(self._benchmark, file)

@@ -289,7 +289,7 @@ def test_escapes():
 def test_builds_what_tensor2tensor_builds(size):
     text = learn_subwords(counts_of(LINES), size)
     assert text == "".join(f"'{entry}'\n" for entry in entries(size)).replace("\0", " ")
-    assert vocabulary.Subwords(text.encode(), "x").entries == encoder(size).entries
+    assert vocabulary.Subwords(text.encode(), "x").pieces == encoder(size).entries
 
 
 def test_builds_larger_ones_as_tensor2tensor():
@@ -338,4 +338,4 @@ def test_reads_files_without_quotes_and_of_the_reference():
     unquoted = "\n".join(["<pad>", "<EOS>", *rest])
     quoted = "\n".join(f"'{entry}'" for entry in ["<pad>", "<EOS>", *rest]) + "\n"
     for text in (unquoted, quoted):
-        assert vocabulary.Subwords(text.encode(), "x").entries == ["<pad>", "<EOS>", *rest]
+        assert vocabulary.Subwords(text.encode(), "x").pieces == ["<pad>", "<EOS>", *rest]

@@ -207,8 +207,14 @@ def test_mistakes_take_one_line(trained, tmp_path, monkeypatch):
         with pytest.raises(ConfigError, match="has thesis.txt, which no export wrote"):
             attempt(out=str(tmp_path / "taken"), overwrite=overwrite)
     monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="needs the package onnx, .*: pip install onnx"):
-        attempt()
+    for name in ("onnx", "ctranslate2"):
+        with pytest.raises(ConfigError, match=f"needs the package {name}, .*: pip install {name}"):
+            attempt(formats=name)
+    monkeypatch.undo()
+    with pytest.raises(
+        ConfigError, match="^--format=ctranslate2: .* which is exported as hf, onnx"
+    ):
+        attempt(formats="hf,ctranslate2", out=str(tmp_path / "out"))
 
 
 def test_a_wrong_file_is_deleted(trained, tmp_path, monkeypatch):

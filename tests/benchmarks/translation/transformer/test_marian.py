@@ -161,22 +161,18 @@ def test_the_gradient_moves_every_array_but_the_start(model):
     np.testing.assert_array_equal(*features)
 
 
-def test_import_predict_and_the_same_folder_again(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    command(
-        "--mode=import",
-        "--config=configs/finetune.py:opus_mt",
-        f"--config.init_from={folder}",
-        f"--workdir={tmp_path}/imported",
-    )
+def test_import_predict_and_the_same_folder_again(folder, tmp_path, capsys):
+    paths = f"--config.init_from={folder}", f"--workdir={tmp_path}/imported"
+    done = command("--mode=import", *paths, config="configs/finetune.py:opus_mt")
+    assert done.returncode == 0 and "de to en" in done.stdout, done.stderr
     assert (tmp_path / "imported" / Marian.NAME).exists()
-    capsys.readouterr()
     answers = []
     for flag in (f"--workdir={tmp_path}/imported", f"--model={folder}"):
         assert predict.main([TEXTS[0][0], flag, "--format=json"]) == 0
         answers.append(json.loads(capsys.readouterr().out))
     assert answers[0] == answers[1] and answers[0][0]["translations"][0]["text"]
-    command("--mode=export", "--format=hf", f"--workdir={tmp_path}/imported", "--out=again")
+    flags = "--format=hf", f"--workdir={tmp_path}/imported", f"--out={tmp_path}/again"
+    assert command("--mode=export", *flags, config="").returncode == 0
     for name, wanted in safetensors.load_file(folder / "model.safetensors").items():
         actual = safetensors.load_file(tmp_path / "again" / "model.safetensors")[name]
         np.testing.assert_array_equal(actual, wanted)
