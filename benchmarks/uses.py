@@ -87,7 +87,7 @@ class Uses:
     at_once = 8  # examples that a device computes at once to answer, in batches of any size
     # How a trained model is used if predict.py cannot use it, as a sentence.
     hint = "python main.py --mode=eval evaluates it"
-    has_ctranslate2 = False  # whether `write_ctranslate2` writes the model
+    formats: Sequence[str] = ()  # of --mode=export, beside those of `portable` or `programs`
     # Commands that use a trained model, by purpose, for the report; "{workdir}" stands for its run.
     commands: Mapping[str, str] = {}
 
@@ -147,6 +147,10 @@ class Uses:
 
         Returns sentences that predict.py has translated. ConfigError if there is no such form.
         """
+        raise NotImplementedError
+
+    def foreign_folder(self, params: Any) -> tuple[Mapping[str, np.ndarray], Mapping[str, bytes]]:
+        """A translator as `read_foreign` reads it: arrays by name, and the files beside them."""
         raise NotImplementedError
 
     def read_foreign(self, file: str) -> Imported | None:
@@ -288,6 +292,10 @@ class Sentences(Uses, abc.ABC):
     @abc.abstractmethod
     def text(self, tokens: np.ndarray) -> str:
         """The text of a translation int32[n], in one line."""
+
+    def plain(self, text: str) -> str:
+        """A sentence as people write it, if `encode` takes tokenized ones."""
+        return text
 
     def is_cut(self, tokens: np.ndarray) -> bool:
         """Whether a translation int32[n] reached the greatest length before its end."""

@@ -39,7 +39,8 @@ ROWS = {
 EXCEPTIONS = {  # file: what it may import besides, and why
     "commands/scaling/parts.py": "train",  # the parts are runs
     "main.py": "resnet_main",  # explains flags of the tutorial
-    "predict.py": r"configs\.resnet50|engine\.environment",  # of others' weights; before TensorFlow
+    # Of others' weights; before TensorFlow.
+    "predict.py": r"configs\.(resnet50|finetune)|engine\.environment",
     "engine/checkpoint/model_source.py": r"configs\._loop",  # the folder of compiled programs
 }
 ONLY_IN = {

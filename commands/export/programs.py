@@ -67,7 +67,7 @@ def write(
     weights, or if what was written computes something else.
     """
     forms = [name for name in FORMATS if name != "onnx" or any(p.draw for p in programs.values())]
-    forms += ["ctranslate2"] * model.benchmark.uses.has_ctranslate2
+    forms += model.benchmark.uses.formats
     formats.check(names, forms, model)
     model.check_finite()
     labels = [name for _, name in model.manifest.get("categories", ())]
@@ -86,8 +86,9 @@ def write(
         shown.append({"paths": paths, "program": program, "arrays": _arrays(program, checks[0])})
         for file, content in program.files.items():
             pathlib.Path(folder, file).write_bytes(content)
-    if "ctranslate2" in chosen:
-        rows["ctranslate2"] = translators.write(model, folder)
+    rows |= {
+        name: translators.FORMS[name](model, folder) for name in {*chosen} & {*translators.FORMS}
+    }
     text = formats.filled("program.md", model=model, programs=shown, rows=rows)
     pathlib.Path(folder, "README.md").write_text(text, encoding="utf-8")
     return rows, labels

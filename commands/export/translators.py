@@ -1,4 +1,7 @@
-"""Writes a translator for CTranslate2, with a script that translates as predict.py does."""
+"""Writes a translator for other programs: for CTranslate2, and for Hugging Face's transformers.
+
+CTranslate2's folder has a script, which translates as predict.py does.
+"""
 
 import math
 import os
@@ -7,6 +10,10 @@ import runpy
 import shutil
 from collections.abc import Sequence
 from typing import Any
+
+import jax
+import numpy as np
+from safetensors import numpy as safetensors
 
 from commands.export import formats
 from common.errors import OutputError, count
@@ -18,8 +25,8 @@ _SHARE = 0.5  # of the translations; the others differ by the rules of the searc
 _SCRIPT = pathlib.Path(__file__).with_name("translate.py")
 
 
-def write(model: model_source.Model, folder: str) -> dict[str, Any]:
-    """Writes the format into a local `folder`, in float32, and checks it; returns its facts.
+def _write_ctranslate2(model: model_source.Model, folder: str) -> dict[str, Any]:
+    """Writes CTranslate2's format into a local `folder`, in float32; returns its facts.
 
     OutputError if what was written computes something else than predict.py.
     """
@@ -65,3 +72,26 @@ def _check(translate: Any, examples: Sequence[Translated]) -> tuple[float, int]:
             f"{len(examples)} translations only {same} equal predict.py's; nothing is exported"
         )
     return error, same
+
+
+def _write_hf(model: model_source.Model, folder: str) -> dict[str, Any]:
+    """Writes the folder of Hugging Face's transformers into a local `folder`; returns its facts.
+
+    OutputError if other weights are read back.
+    """
+    uses, file = model.benchmark.uses, f"{folder}/{formats.PATHS['hf']}"
+    arrays, files = uses.foreign_folder(model.params)
+    safetensors.save_file(dict(arrays), file, {"format": "pt"})
+    for name, content in files.items():
+        pathlib.Path(folder, name).write_bytes(content)
+    back = uses.read_foreign(file)
+    assert back is not None
+    pairs = zip(*map(jax.tree.leaves, (back.params, model.params)), strict=True)
+    error = float(max(np.max(np.abs(a - b)) for a, b in pairs))
+    if error:
+        raise OutputError(f"--format=hf: weights are off by {error:.1e}; nothing is exported")
+    print(f"hf: {formats.megabytes(file):.1f} MB, the same weights")
+    return {"path": formats.PATHS["hf"], "error": error}
+
+
+FORMS = {"ctranslate2": _write_ctranslate2, "hf": _write_hf}

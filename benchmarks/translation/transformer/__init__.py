@@ -47,7 +47,7 @@ class Settings(translator.Settings):
     mlp_width: Length
     num_heads: Length
     variant: Literal["tensor2tensor", "marian"] = "tensor2tensor"  # runs of before have no such
-    activation: Literal["relu", "swish"] = "relu"
+    activation: Literal["relu", "swish", "gelu"] = "relu"
     remat: bool
     extra_length: Annotated[int, "[0, 65536]"]
     eval_source: str = ""  # runs of before have none
@@ -221,7 +221,7 @@ class Transformer(Translator, RecordBenchmark[records.Records]):
         features: Any = self.network.apply({"params": params}, batch, batch["dropout"])
         real = (targets > 0).astype(jnp.promote_types(features.dtype, jnp.float32))
         rule, bias = (self.vocabulary_size, settings.label_smoothing), params.get("logits_bias")
-        loss = losses.total(features, params["embedding"], bias, targets, real, *rule)
+        loss = losses.total(features, params["embedding"], targets, real, *rule, bias)
         sums = {"cross_entropy": (loss, jnp.sum(real))}
         return sums, sums, model_state
 
@@ -245,6 +245,14 @@ class Transformer(Translator, RecordBenchmark[records.Records]):
 
 class _Uses(CTranslateUses):
     """The uses of a Transformer, which can begin with the weights of OPUS-MT."""
+
+    @property
+    def formats(self) -> Sequence[str]:
+        return (*super().formats, *["hf"] * (self._benchmark.settings.variant == "marian"))
+
+    def foreign_folder(self, params: Any) -> tuple[Mapping[str, np.ndarray], Mapping[str, bytes]]:
+        benchmark: Any = self._benchmark
+        return marian.folder(benchmark.settings, benchmark.vocabulary, params)
 
     def read_foreign(self, file: str) -> Imported:
         return marian.read(self._benchmark, file)

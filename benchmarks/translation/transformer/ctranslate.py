@@ -1,6 +1,7 @@
 """The Transformer in the form of CTranslate2, a program that translates fast on CPUs."""
 
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ _EXAMPLES = 16  # sentences that an export is checked with
 class CTranslateUses(TranslatorUses):
     """The uses of a translator that CTranslate2 computes."""
 
-    has_ctranslate2 = True
+    formats: Sequence[str] = ("ctranslate2",)
 
     def write_ctranslate2(self, params: Any, folder: str) -> list[Translated]:
         benchmark: Any = self._benchmark

@@ -13,7 +13,7 @@ from common.layers import device_kind
 
 
 def logits(
-    features: jax.Array, table: jax.Array, bias: jax.Array | None, vocab_size: int
+    features: jax.Array, table: jax.Array, vocab_size: int, bias: jax.Array | None = None
 ) -> jax.Array:
     """The logits float32[..., V] of features [..., width] for a table [V, width] of embeddings.
 
@@ -29,18 +29,18 @@ def logits(
 def total(
     features: jax.Array,
     table: jax.Array,
-    bias: jax.Array | None,
     targets: jax.Array,
     weights: jax.Array,
     vocab_size: int,
     smoothing: float,
+    bias: jax.Array | None = None,
 ) -> jax.Array:
     """The sum float32[] of `smoothed_cross_entropy` times the constants `weights` float32[b, L].
 
     On CPUs it is computed in slices, which takes a third of the time.
     """
     if device_kind() != "cpu":
-        losses = smoothed_cross_entropy(features, table, bias, targets, vocab_size, smoothing)
+        losses = smoothed_cross_entropy(features, table, targets, vocab_size, smoothing, bias)
         return jnp.sum(losses * weights)
     share = smoothing * vocab_size / (vocab_size - 1)  # that loss gives the target a share, too
     rule: Any = {"vocab_size": vocab_size, "smoothing": share, "slices": 1}
@@ -51,10 +51,10 @@ def total(
 def smoothed_cross_entropy(
     features: jax.Array,
     table: jax.Array,
-    bias: jax.Array | None,
     targets: jax.Array,
     vocab_size: int,
     smoothing: float = 0.1,
+    bias: jax.Array | None = None,
 ) -> jax.Array:
     """The loss of each token minus the normalizing constant, so that a perfect model has 0.
 
@@ -64,10 +64,10 @@ def smoothed_cross_entropy(
     Args:
       features: [b, L, width] in the compute dtype.
       table: float32[padded, width], padded >= V.
-      bias: float32[padded] of the logits, or None.
       targets: int32[b, L] in [0, V).
       vocab_size: V, at least 2.
       smoothing: in [0, 1).
+      bias: float32[padded] of the logits, or None.
 
     Returns:
       float32[b, L]. Padding (target 0) has a loss as well: weigh it with 0.
@@ -92,7 +92,7 @@ def _loss(
 def _forward(static: tuple[int, float], features: Any, table: Any, bias: Any, targets: Any) -> Any:
     vocab_size, smoothing = static
     low = smoothing / (vocab_size - 1)
-    scores = logits(features, table, bias, vocab_size)
+    scores = logits(features, table, vocab_size, bias)
     columns = jnp.arange(len(table))
     total = reductions.log_sum_exp(scores)
     weights = jnp.where(columns == targets[..., None], 1 - smoothing, low)

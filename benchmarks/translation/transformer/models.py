@@ -47,7 +47,11 @@ VARIANTS = {
     # Junczys-Dowmunt et al. 2018, arXiv:1804.00344; the models of OPUS-MT.
     "marian": Variant(True, True, False, 1e-5),
 }
-ACTIVATIONS = {"relu": nn.relu, "swish": nn.swish}
+ACTIVATIONS: Any = {
+    "relu": nn.relu,
+    "swish": nn.swish,
+    "gelu": partial(nn.gelu, approximate=False),
+}
 
 
 class Memory(NamedTuple):
@@ -144,7 +148,7 @@ class MultiHeadAttention(nn.Module):
     rate: float
     dtype: Any
     width: int
-    has_biases: bool
+    has_biases: bool = False
     cross: bool = False
 
     def setup(self):
@@ -435,7 +439,7 @@ class Transformer(nn.Module):
             cross = memory.keys[name], memory.values[name], memory.mask
             x, new[name] = layer.step(x, position, cache[name], cross)
         bias = self.logits_bias if self.variant.has_biases else None
-        return losses.logits(self.decoder_norm(x), self.embedding, bias, self.vocab_size), new
+        return losses.logits(self.decoder_norm(x), self.embedding, self.vocab_size, bias), new
 
 
 def _names(layers: int) -> list[str]:
