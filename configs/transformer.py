@@ -42,6 +42,8 @@ def get_config() -> ml_collections.ConfigDict:
     config.width = 1024
     config.mlp_width = 4096
     config.num_heads = 16
+    config.variant = "tensor2tensor"  # 'marian': post-norm, with biases, as OPUS-MT's models
+    config.activation = "relu"  # or 'swish'
     config.dropout = 0.1
     config.label_smoothing = 0.1
     config.precision = "bfloat16"  # of activations; parameters, norms and losses are float32

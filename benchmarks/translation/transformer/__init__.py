@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +42,8 @@ class Settings(translator.Settings):
     num_layers: Annotated[int, "[1, 99]"]  # dropouts are numbered for so many
     mlp_width: Length
     num_heads: Length
+    variant: Literal["tensor2tensor", "marian"] = "tensor2tensor"  # runs of before have no such
+    activation: Literal["relu", "swish"] = "relu"
     remat: bool
     extra_length: Annotated[int, "[0, 65536]"]
     eval_source: str = ""  # runs of before have none
@@ -180,6 +182,8 @@ class Transformer(Translator, RecordBenchmark[records.Records]):
             heads=settings.num_heads,
             layers=settings.num_layers,
             dropout=settings.dropout,
+            variant=models.VARIANTS[settings.variant],
+            activation=settings.activation,
             remat=settings.remat,
             dtype=settings.dtype,
         )
@@ -208,8 +212,8 @@ class Transformer(Translator, RecordBenchmark[records.Records]):
         settings, targets = self.settings, batch["targets"]
         features: Any = self.network.apply({"params": params}, batch, batch["dropout"])
         real = (targets > 0).astype(jnp.promote_types(features.dtype, jnp.float32))
-        rule = self.vocabulary_size, settings.label_smoothing
-        loss = losses.total(features, params["embedding"], targets, real, *rule)
+        rule, bias = (self.vocabulary_size, settings.label_smoothing), params.get("logits_bias")
+        loss = losses.total(features, params["embedding"], bias, targets, real, *rule)
         sums = {"cross_entropy": (loss, jnp.sum(real))}
         return sums, sums, model_state
 

@@ -1,8 +1,9 @@
-"""The Transformer (Vaswani et al. 2017, arXiv:1706.03762) as MLPerf trains it.
+"""The Transformer (Vaswani et al. 2017, arXiv:1706.03762) as MLPerf trains it, and as Marian does.
 
-Each layer is x + dropout(f(norm(x))) (pre-norm), with a norm after the last one of a stack. The
-embeddings are tied: one table embeds the source and the target and gives the logits. Rows may hold
-several sentences, one after the other ("packed"); no sentence sees another one.
+Each layer is x + dropout(f(norm(x))) (pre-norm), with a norm after the last one of a stack; in the
+variant of Marian it is norm(x + dropout(f(x))) (post-norm). The embeddings are tied: one table
+embeds the source and the target and gives the logits. Rows may hold several sentences, one after
+the other ("packed"); no sentence sees another one.
 
 Letters in shapes: b rows, L tokens of a row, S source tokens, T target tokens, k beams. Parameters
 are float32; products are in the compute dtype, norms and softmax in float32.
@@ -26,10 +27,27 @@ from common.hashing import dropout
 from common.layers import device_kind
 
 _TILE = 128  # the table has a multiple of it as rows: that fills the TPU's matrix unit
-_EPSILON = 1e-6  # added to the norms' variance
 _ENCODER, _DECODER = 0, 1000  # the first number of the dropouts of a stack
 
 Cache = dict[str, dict[str, jax.Array]]
+
+
+class Variant(NamedTuple):
+    """What programs that train Transformers do in different ways."""
+
+    post_norm: bool  # norm(x + f(x)) instead of x + f(norm(x))
+    # Whether attention and logits have biases, and the decoder starts with zeros instead of word 0.
+    has_biases: bool
+    ends_at_slowest: bool  # whether the last frequency of the positions is 1/10000
+    epsilon: float  # added to the norms' variance
+
+
+VARIANTS = {
+    "tensor2tensor": Variant(False, False, True, 1e-6),
+    # Junczys-Dowmunt et al. 2018, arXiv:1804.00344; the models of OPUS-MT.
+    "marian": Variant(True, True, False, 1e-5),
+}
+ACTIVATIONS = {"relu": nn.relu, "swish": nn.swish}
 
 
 class Memory(NamedTuple):
@@ -43,14 +61,14 @@ class Memory(NamedTuple):
     mask: jax.Array
 
 
-def positional_encoding(length: int, width: int) -> np.ndarray:
+def positional_encoding(length: int, width: int, ends_at_slowest: bool = True) -> np.ndarray:
     """Sinusoids float32[length, width]: sin(p w) of all frequencies, then cos(p w).
 
     The frequencies are w_i = 10000^(-i / (width / 2 - 1)), from 1 to 1/10000 (Vaswani et al. 2017,
-    section 3.5, as tensor2tensor lays them out).
+    section 3.5, as tensor2tensor lays them out); or 10000^(-i / (width / 2)), as the paper has them.
     """
     half = width // 2
-    frequency = 10000.0 ** (-np.arange(half) / max(half - 1, 1))
+    frequency = 10000.0 ** (-np.arange(half) / max(half - ends_at_slowest, 1))
     angle = np.arange(length)[:, None] * frequency
     return np.concatenate([np.sin(angle), np.cos(angle)], 1).astype(np.float32)
 
@@ -79,33 +97,44 @@ def _xavier(parts: int) -> Any:
 
 
 class Projections(nn.Module):
-    """Dense layers without bias, such as q, k, v: one kernel [width, parts * width] for all."""
+    """Dense layers side by side, such as q, k, v: one kernel [width, parts * width] for all."""
 
     parts: int
     width: int
     dtype: Any
+    has_bias: bool
 
     def setup(self):
         shape = self.width, self.parts * self.width
         self.kernel = self.param("kernel", _xavier(self.parts), shape, jnp.float32)
+        if self.has_bias:
+            self.bias = self.param("bias", nn.initializers.zeros_init(), shape[1:], jnp.float32)
 
     def __call__(self, x: jax.Array) -> list[jax.Array]:
         """The products [..., width] of x [..., width]."""
         y = dot(x.astype(self.dtype), self.kernel.astype(self.dtype))
-        return jnp.split(y, self.parts, -1)
+        return jnp.split(self._biased(y), self.parts, -1)
 
     def transposed(self, x: jax.Array) -> list[jax.Array]:
         """The products [b, width, L] of x [b, L, width]."""
         operands = x.astype(self.dtype), self.kernel.astype(self.dtype)
-        return jnp.split(jnp.einsum("bld,de->bel", *operands), self.parts, 1)
+        y = jnp.einsum("bld,de->bel", *operands)
+        return jnp.split(self._biased(y, tokens_last=True), self.parts, 1)
 
     def from_transposed(self, x: jax.Array) -> jax.Array:
         """The product [b, L, width] of x [b, width, L]; for one part."""
-        return jnp.einsum("bel,ed->bld", x.astype(self.dtype), self.kernel.astype(self.dtype))
+        operands = x.astype(self.dtype), self.kernel.astype(self.dtype)
+        return self._biased(jnp.einsum("bel,ed->bld", *operands))
+
+    def _biased(self, y: jax.Array, tokens_last: bool = False) -> jax.Array:
+        if not self.has_bias:
+            return y
+        bias = self.bias.astype(self.dtype)
+        return y + (bias[:, None] if tokens_last else bias)
 
 
 class MultiHeadAttention(nn.Module):
-    """Multi-head attention without biases.
+    """Multi-head attention.
 
     The queries, keys and values of a self-attention are one product. With `cross`, keys and values
     are one product of the encoder's features.
@@ -115,10 +144,13 @@ class MultiHeadAttention(nn.Module):
     rate: float
     dtype: Any
     width: int
+    has_biases: bool
     cross: bool = False
 
     def setup(self):
-        projections = partial(Projections, width=self.width, dtype=self.dtype)
+        projections = partial(
+            Projections, width=self.width, dtype=self.dtype, has_bias=self.has_biases
+        )
         if self.cross:
             self.query, self.key_value = projections(1), projections(2)
         else:
@@ -200,17 +232,19 @@ def _softmax(scores: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 class FeedForward(nn.Module):
-    """The feed-forward sub-layer (MLP): two dense layers with biases, and a ReLU between them."""
+    """The feed-forward sub-layer (MLP): two dense layers with biases, an activation between them."""
 
     hidden: int
     rate: float
     dtype: Any
+    activation: str
 
     @nn.compact
     def __call__(self, x: jax.Array, seeds: Any, site: int) -> jax.Array:
         init = nn.initializers.xavier_uniform()
         dense: Any = partial(nn.Dense, dtype=self.dtype, kernel_init=init, dot_general=dot)
-        y = dropout(nn.relu(dense(self.hidden, name="in")(x)), self.rate, seeds, site)
+        y = ACTIVATIONS[self.activation](dense(self.hidden, name="in")(x))
+        y = dropout(y, self.rate, seeds, site)
         return dense(x.shape[-1], name="out")(y)
 
 
@@ -222,40 +256,66 @@ class Layer(nn.Module):
     rate: float
     dtype: Any
     width: int
+    variant: Variant
+    activation: str
     cross: bool
 
     def setup(self):
-        attention = partial(MultiHeadAttention, self.heads, self.rate, self.dtype, self.width)
-        norm = partial(nn.LayerNorm, epsilon=_EPSILON, dtype=self.dtype)
+        attention = partial(
+            MultiHeadAttention,
+            self.heads,
+            self.rate,
+            self.dtype,
+            self.width,
+            self.variant.has_biases,
+        )
+        norm = partial(nn.LayerNorm, epsilon=self.variant.epsilon, dtype=self.dtype)
         self.attention, self.attention_norm = attention(), norm()
         if self.cross:
             self.cross_attention, self.cross_norm = attention(cross=True), norm()
-        self.mlp, self.mlp_norm = FeedForward(self.mlp_width, self.rate, self.dtype), norm()
+        self.mlp = FeedForward(self.mlp_width, self.rate, self.dtype, self.activation)
+        self.mlp_norm = norm()
+
+    def _add(self, x: jax.Array, sublayer: Any, norm: Any) -> jax.Array:
+        """The residual connection around `sublayer`, with its norm before or after it."""
+        if self.variant.post_norm:
+            return norm(x + sublayer(x))
+        return x + sublayer(norm(x))
 
     def __call__(
         self, x: jax.Array, memory: jax.Array | None, masks: Any, seeds: Any, site: int
     ) -> jax.Array:
         """Returns [b, L, width]; `masks` are for the self-attention and the cross-attention."""
 
-        def add(x: jax.Array, y: jax.Array, number: int) -> jax.Array:
-            return x + dropout(y, self.rate, seeds, site + number)
+        def dropped(y: jax.Array, number: int) -> jax.Array:
+            return dropout(y, self.rate, seeds, site + number)
+
+        def attend(x: jax.Array) -> jax.Array:
+            return dropped(self.attention(x, None, self_mask, seeds, site), 1)
+
+        def attend_memory(x: jax.Array) -> jax.Array:
+            return dropped(self.cross_attention(x, memory, cross_mask, seeds, site + 2), 3)
 
         self_mask, cross_mask = masks
-        y = self.attention(self.attention_norm(x), None, self_mask, seeds, site)
-        x = add(x, y, 1)
+        x = self._add(x, attend, self.attention_norm)
         if memory is not None:
-            y = self.cross_attention(self.cross_norm(x), memory, cross_mask, seeds, site + 2)
-            x = add(x, y, 3)
-        return add(x, self.mlp(self.mlp_norm(x), seeds, site + 4), 5)
+            x = self._add(x, attend_memory, self.cross_norm)
+        return self._add(x, lambda x: dropped(self.mlp(x, seeds, site + 4), 5), self.mlp_norm)
 
     def step(
         self, x: jax.Array, position: jax.Array, cache: Any, cross: tuple[Any, Any, Any]
     ) -> tuple[jax.Array, Any]:
         """One token of each beam [b, k, width]; `cross` is keys, values and their mask."""
-        y, cache = self.attention.step(self.attention_norm(x), position, cache)
-        x = x + y
-        x = x + self.cross_attention.cross_step(self.cross_norm(x), *cross)
-        return x + self.mlp(self.mlp_norm(x), None, 0), cache
+        caches = []
+
+        def attend(x: jax.Array) -> jax.Array:
+            y, updated = self.attention.step(x, position, cache)
+            caches.append(updated)
+            return y
+
+        x = self._add(x, attend, self.attention_norm)
+        x = self._add(x, lambda x: self.cross_attention.cross_step(x, *cross), self.cross_norm)
+        return self._add(x, lambda x: self.mlp(x, None, 0), self.mlp_norm), caches[0]
 
 
 class Transformer(nn.Module):
@@ -271,6 +331,8 @@ class Transformer(nn.Module):
     # The probability of 0 in the embeddings, every sub-layer's result, the attention's
     # probabilities, and the hidden layers.
     dropout: float = 0.1
+    variant: Variant = VARIANTS["tensor2tensor"]
+    activation: str = "relu"  # between the dense layers of each hidden layer
     remat: bool = False  # whether the backward pass computes each layer again, to save memory
     dtype: Any = jnp.bfloat16  # the dtype of products and activations
 
@@ -278,12 +340,27 @@ class Transformer(nn.Module):
         shape = -(-self.vocab_size // _TILE) * _TILE, self.width
         init = nn.initializers.normal(self.width**-0.5)
         self.embedding = self.param("embedding", init, shape, jnp.float32)
+        if self.variant.has_biases:
+            zeros = nn.initializers.zeros_init()
+            self.logits_bias = self.param("logits_bias", zeros, shape[:1], jnp.float32)
         layer: Any = nn.remat(Layer, static_argnums=(5,)) if self.remat else Layer
-        layer = partial(layer, self.heads, self.mlp_width, self.dropout, self.dtype, self.width)
+        layer = partial(
+            layer,
+            self.heads,
+            self.mlp_width,
+            self.dropout,
+            self.dtype,
+            self.width,
+            self.variant,
+            self.activation,
+        )
         self.encoder = [layer(cross=False) for _ in range(self.layers)]
         self.decoder = [layer(cross=True) for _ in range(self.layers)]
-        norm = partial(nn.LayerNorm, epsilon=_EPSILON, dtype=self.dtype)
-        self.encoder_norm, self.decoder_norm = norm(), norm()
+        if self.variant.post_norm:
+            self.encoder_norm = self.decoder_norm = lambda x: x  # each layer ends with one
+        else:
+            norm = partial(nn.LayerNorm, epsilon=self.variant.epsilon, dtype=self.dtype)
+            self.encoder_norm, self.decoder_norm = norm(), norm()
 
     def __call__(self, rows: Mapping[str, jax.Array], seeds: jax.Array | None) -> jax.Array:
         """The decoder's features [b, L, width], from which `losses` computes logits.
@@ -315,9 +392,16 @@ class Transformer(nn.Module):
 
     def _embed(self, ids: jax.Array, position: jax.Array) -> jax.Array:
         """[b, L, width]: sqrt(width) times the rows of the table, plus the positions."""
-        scale = math.sqrt(self.width)
-        table = jnp.asarray(positional_encoding(ids.shape[1], self.width))
-        return (self.embedding[ids] * scale + table[position]).astype(self.dtype)
+        table = self._positions(ids.shape[1])
+        return (self._words(ids) + table[position]).astype(self.dtype)
+
+    def _words(self, ids: jax.Array) -> jax.Array:
+        x = self.embedding[ids] * math.sqrt(self.width)
+        # Of Marian's, word 0 is the start only, and its row stays as it is.
+        return jnp.where(ids[..., None] == 0, 0, x) if self.variant.has_biases else x
+
+    def _positions(self, length: int) -> jax.Array:
+        return jnp.asarray(positional_encoding(length, self.width, self.variant.ends_at_slowest))
 
     def encode(self, inputs: jax.Array) -> Memory:
         """Encodes one sentence in each row, int32[b, S] padded with zeros, for `step`."""
@@ -344,13 +428,14 @@ class Transformer(nn.Module):
         of the table; the logits of rows that are no words are -1e9.
         """
         steps = cache[_names(1)[0]]["keys"].shape[2]
-        table = jnp.asarray(positional_encoding(steps, self.width))
-        x = self.embedding[ids] * math.sqrt(self.width) + table[position]
+        table = self._positions(steps)
+        x = self._words(ids) + table[position]
         x, new = x.astype(self.dtype), {}
         for name, layer in zip(_names(self.layers), self.decoder, strict=True):
             cross = memory.keys[name], memory.values[name], memory.mask
             x, new[name] = layer.step(x, position, cache[name], cross)
-        return losses.logits(self.decoder_norm(x), self.embedding, self.vocab_size), new
+        bias = self.logits_bias if self.variant.has_biases else None
+        return losses.logits(self.decoder_norm(x), self.embedding, bias, self.vocab_size), new
 
 
 def _names(layers: int) -> list[str]:
