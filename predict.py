@@ -104,6 +104,8 @@ def _add_kinds(parser: cli.Parser) -> None:
     add = group("translators")
     add("--beams", type=cli.integer(1, 100), help="of the search; default: config.beam_size")
     add("--n_best", type=cli.integer(1, 100), help="translations of each sentence (1)")
+    text = "of a .po, .xlf or .tmx also what is translated, but a memory's own translations"
+    add("--all", action="store_true", help=text)
     add = group("recommenders")
     add("--user", help="users, with commas between; or give a file of ids or names as SOURCE")
     add("--items", help="items of a user who is not in the model; or a file, a user on a line")

@@ -4,12 +4,13 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from common import limits
 from common.errors import UserError, one_line
 from common.text import decoded
 
 _PO_LINE = re.compile(r'#.*|(msg[a-z_]+(\[\d+\])?\s*)?".*"')
 _CHARSET = re.compile(rb"charset=([\w.-]+)\\n")  # in its header
-_XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
+XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
 # Of other files than the XML itself nothing is read; libxml2 bounds entities, depth and texts.
 XML = {"no_network": True, "load_dtd": False, "resolve_entities": "internal", "huge_tree": False}
 _PAIRED = {"g", "hi", "mrk", "pc"}  # codes around text; of others the content is code, too
@@ -30,6 +31,7 @@ def catalog(data: bytes, path: str, kind: type[UserError]) -> tuple[Any, list[st
     """
     import polib
 
+    limits.check_size(path, len(data), limits.DOCUMENT_BYTES, kind)
     try:
         text = decoded(data, path, kind)
     except kind as error:
@@ -57,25 +59,42 @@ def elements(file: Any, tags: Sequence[str], path: str, kind: type[UserError]) -
     """
     from lxml import etree
 
+    bounded = _Bounded(file, path, kind)
     try:
-        for _, node in etree.iterparse(file, tag=[f"{{*}}{tag}" for tag in tags], **XML):
+        for _, node in etree.iterparse(bounded, tag=[f"{{*}}{tag}" for tag in tags], **XML):
             yield node
+            bounded.size = 0
             node.clear()
-            while node.getprevious() is not None:  # the empty ones would fill the memory, too
-                del node.getparent()[0]
+            for each in (node, *node.iterancestors()):  # the empty ones would fill the memory, too
+                while each.getprevious() is not None and each.getparent() is not None:
+                    del each.getparent()[0]
     except (etree.XMLSyntaxError, ValueError, LookupError) as error:
         raise xml_fault(path, error, kind) from error
 
 
+class _Bounded:
+    """A binary file of which `limits.UNIT_BYTES` at most are read until `size` is set to 0."""
+
+    def __init__(self, file: Any, path: str, kind: type[UserError]):
+        self._file, self._path, self._kind, self.size = file, path, kind, 0
+
+    def read(self, size: int) -> bytes:
+        self.size += len(data := self._file.read(size))
+        limits.check_size(f"a part of {self._path}", self.size, limits.UNIT_BYTES, self._kind)
+        return data
+
+
 def xml_fault(path: str, error: Exception, kind: type[UserError]) -> UserError:
     """The error for XML that libxml2 refuses."""
-    reason = re.sub(r", (use|try|see) \w*XML\w+( option)?|xmlCtxt\w+", "", one_line(error))
-    return kind(f"{path} is damaged, or not read for safety: {reason.replace('<string>, ', '')}")
+    reason = re.sub(r",? (use|try|see) \w*XML\w*( option)?|, see xmlCtxt\w+\.", "", one_line(error))
+    return kind(
+        f"{path} is damaged, or too deep or large to be read: {reason.replace(' (<string>', '')}"
+    )
 
 
 def language(node: Any) -> str:
     """The tag of a variant in a TMX, as it is written there."""
-    return node.get(_XML_LANG) or node.get("lang", "")
+    return node.get(XML_LANG) or node.get("lang", "")
 
 
 def xliff_languages(unit: Any) -> tuple[str, str]:

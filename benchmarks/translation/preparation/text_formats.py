@@ -273,12 +273,11 @@ def _read_xliff(path: str) -> Iterator[tuple[int, Row]]:
         tags = "trans-unit", "segment"
         for number, unit in enumerate(translator_files.elements(file, tags, path, SourceError), 1):
             target = unit.find("{*}target")
-            state = unit if target is None or "state" in unit.keys() else target
             words = translator_files.xliff_languages(unit)
             source, other = _tag(words[0]) or "source", _tag(words[1]) or "target"
             row = {source: _text(unit.find("{*}source")), other: _text(target)}
-            state = {"state": state.get("state", ""), "approved": unit.get("approved", "")}
-            yield number, row | state
+            state = unit.get("state") or ("" if target is None else target.get("state", ""))
+            yield number, {**row, "state": state, "approved": unit.get("approved", "")}
 
 
 def _tag(word: str) -> str:
@@ -295,7 +294,9 @@ def _text(segment: Any) -> str:
 def _read_po(path: str) -> Iterator[tuple[int, Row]]:
     """The messages of gettext, of several forms the first; not obsolete ones."""
     with _opened(path) as file:
-        catalog, _ = translator_files.catalog(file.read(), path, SourceError)
+        catalog, _ = translator_files.catalog(
+            file.read(limits.DOCUMENT_BYTES + 1), path, SourceError
+        )
     word = catalog.metadata.get("Language", "")
     tag = _tag(word) or languages.of_path(path) or "target"
     for entry in catalog:
