@@ -31,7 +31,7 @@ def catalog(data: bytes, path: str, kind: type[UserError]) -> tuple[Any, list[st
     """
     import polib
 
-    limits.check_size(path, len(data), limits.DOCUMENT_BYTES, kind)
+    limits.check_size(path, len(data), limits.TEXT_BYTES, kind)
     try:
         text = decoded(data, path, kind)
     except kind as error:
@@ -80,16 +80,19 @@ class _Bounded:
 
     def read(self, size: int) -> bytes:
         self.size += len(data := self._file.read(size))
-        limits.check_size(f"a part of {self._path}", self.size, limits.UNIT_BYTES, self._kind)
+        limits.check_size(
+            f"the text between two units of {self._path}", self.size, limits.UNIT_BYTES, self._kind
+        )
         return data
 
 
 def xml_fault(path: str, error: Exception, kind: type[UserError]) -> UserError:
     """The error for XML that libxml2 refuses."""
-    reason = re.sub(r",? (use|try|see) \w*XML\w*( option)?|, see xmlCtxt\w+\.", "", one_line(error))
-    return kind(
-        f"{path} is damaged, or too deep or large to be read: {reason.replace(' (<string>', '')}"
+    hint = (
+        r",? (use|try|see) \w*XML\w*( option)?|, see xmlCtxt\w+\.| \(<string>.*"  # for programmers
     )
+    reason = re.sub(hint, "", one_line(error))
+    return kind(f"{path} is damaged, or too deep or large to be read: {reason}")
 
 
 def language(node: Any) -> str:

@@ -7,6 +7,7 @@ import contextlib
 import copy
 import functools
 import gettext
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from etils import epath
 from commands.predict.model import Request
 from commands.predict.outputs import Row, save, say
 from commands.predict.sources import Line, check_apart, refusing
-from common import limits, translator_files
+from common import limits, placeholders, translator_files
 from common.errors import ConfigError, DataError, count
 from common.text import shown
 from common.translator_files import XML_LANG
@@ -90,7 +91,7 @@ def read(request: Request, every: bool, n_best: int, languages: tuple[str, str])
     with refusing(f"cannot read {shown(path)}"):
         limits.check_file(path)
         file = epath.Path(path)
-        limits.check_size(path, file.stat().length, limits.DOCUMENT_BYTES)
+        limits.check_size(path, file.stat().length, limits.TEXT_BYTES)
         data = file.read_bytes()
     if form(path) == "po":
         return _catalog(path, data, every, languages)
@@ -158,7 +159,7 @@ def _catalog(path: str, data: bytes, every: bool, languages: tuple[str, str]) ->
     catalog, lines = translator_files.catalog(data, path, DataError)
     fields = dict(catalog.metadata)
     _check(path, ("", fields.get("Language", "")), languages)
-    rule, number, one = _plural_rule(fields.get("Plural-Forms", ""), languages[1])
+    rule, number, one, is_often = _plural_rule(fields.get("Plural-Forms", ""), languages[1])
     starts = [max(entry.linenum - 1, 0) for entry in catalog] + [len(lines)]
     width = 0 if any(len(line) > 100 and line.lstrip()[:1] == '"' for line in lines) else 78
     end = "\r" if lines[0].endswith("\r") else ""
@@ -188,8 +189,9 @@ def _catalog(path: str, data: bytes, every: bool, languages: tuple[str, str]) ->
             continue
         old = entry.msgstr_plural if entry.msgid_plural else {0: entry.msgstr}
         forms: dict[str, list[int]] = {}
+        differs = is_often and placeholders.difference(entry.msgid, entry.msgid_plural)
         for i in range(number if entry.msgid_plural else 1):
-            is_one = i == one and number > 1 or not entry.msgid_plural
+            is_one = not entry.msgid_plural or (i == one and not differs)
             if every or not old.get(i):
                 forms.setdefault(entry.msgid if is_one else entry.msgid_plural, []).append(i)
         place = f"{shown(path)}, line {starts[index] + 1:,}"
@@ -242,20 +244,21 @@ def _locale(tag: str) -> str:
     return "_".join([first, *(each.upper() if len(each) == 2 else each.title() for each in more)])
 
 
-def _plural_rule(said: str, target: str) -> tuple[str, int, int]:
-    """The rule that a header says, else the language's; the number of forms; which one is for 1."""
-    rules = [
-        rule
-        for tag in (target, target.split("-")[0])
-        for rule in _PLURALS
-        if tag in _PLURALS[rule].split()
-    ]
-    for rule in (said, *rules):
+def _plural_rule(said: str, target: str) -> tuple[str, int, int, bool]:
+    """The rule that a header says, else the language's; the number of forms; the one for 1.
+
+    The last value says whether the form is for other numbers, too, as 21 and 31 in Russian.
+    """
+    tags = target, target.split("-")[0]
+    known = (rule for tag in tags for rule, names in _PLURALS.items() if tag in names.split())
+    for rule in (said, *known):
         match = re.match(r"\s*nplurals\s*=\s*(\d)\s*;\s*plural\s*=\s*([^;]+)", rule)
         with contextlib.suppress(ValueError, ArithmeticError):
             if match:
-                return rule, int(match[1]), gettext.c2py(match[2])(1)
-    return "nplurals=2; plural=(n != 1);", 2, 0
+                function = gettext.c2py(match[2])
+                one, counts = function(1), [*map(function, range(200))]
+                return rule, int(match[1]), one, counts.count(one) > 4
+    return "nplurals=2; plural=(n != 1);", 2, 0, False
 
 
 # XML.
@@ -426,32 +429,28 @@ def _marked(segment: Any) -> tuple[str, dict[str, Any]]:
 def _fill(node: Any, text: str, codes: Mapping[str, Any]) -> list[str]:
     """Puts a translation with its codes into an element; says so if it has to leave them out."""
     parts = re.split(f"({_MARK})", _NOT_XML.sub("", text))
-    marks, opened, begun = [part for part in parts if part in codes], [node], []
-    fixed = ("bpt", "ept", "bx", "ex")  # begin and end: their order stays
+    marks = [part for part in parts if part in codes]
 
-    def in_order(marks: Iterable[str]) -> list[str]:
-        return [mark for mark in marks if str(codes[mark].tag).endswith(fixed)]
+    def in_order(marks: Iterable[str]) -> list[str]:  # begin and end are elements of their own
+        return [mark for mark in marks if str(codes[mark].tag).endswith(("bpt", "ept", "bx", "ex"))]
 
     fits = sorted(marks) == sorted(codes) and in_order(marks) == in_order(codes)
-    for part in parts if fits else ():
-        if part not in codes:
-            last = opened[-1][-1] if len(opened[-1]) else None
-            if last is None:
-                opened[-1].text = (opened[-1].text or "") + part
-            else:
-                last.tail = (last.tail or "") + part
-        elif "/" in part:
-            fits = fits and begun and begun.pop() == part.replace("/", "")
-            opened = opened[:-1] or opened
-        else:
-            code, is_pair = codes[part], part.replace("{", "{/") in codes
-            new = node.makeelement(code.tag, code.attrib) if is_pair else copy.deepcopy(code)
-            new.tail = None
-            opened[-1].append(new)
-            if is_pair:
-                opened, begun = [*opened, new], [*begun, part]
-    if fits:
-        return []
-    del node[:]
-    node.text = "".join(part for part in parts if part not in codes)
-    return ["it lacks the codes of the layout"]
+    opened, place, attribute = [("", node)], node, "text"  # where text goes on
+    for is_code, group in itertools.groupby(parts, codes.__contains__):
+        for part in group if is_code and fits else ():
+            if part[1] == "/":
+                end, place = opened.pop()
+                fits, attribute = end == part, "tail"  # else crossed
+                continue
+            code, end = codes[part], part.replace("{", "{/")
+            place = node.makeelement(code.tag, code.attrib) if end in codes else copy.deepcopy(code)
+            opened[-1][1].append(place)
+            place.tail, attribute = None, "tail"
+            if end in codes:
+                opened, attribute = [*opened, (end, place)], "text"
+        if not is_code:
+            setattr(place, attribute, "".join(group))
+    if not fits:
+        del node[:]
+        node.text = "".join(part for part in parts if part not in codes)
+    return [] if fits else ["it lacks the codes of the layout"]

@@ -294,9 +294,7 @@ def _text(segment: Any) -> str:
 def _read_po(path: str) -> Iterator[tuple[int, Row]]:
     """The messages of gettext, of several forms the first; not obsolete ones."""
     with _opened(path) as file:
-        catalog, _ = translator_files.catalog(
-            file.read(limits.DOCUMENT_BYTES + 1), path, SourceError
-        )
+        catalog, _ = translator_files.catalog(file.read(limits.TEXT_BYTES + 1), path, SourceError)
     word = catalog.metadata.get("Language", "")
     tag = _tag(word) or languages.of_path(path) or "target"
     for entry in catalog:
