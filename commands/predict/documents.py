@@ -1,8 +1,10 @@
 """Documents of translators, back in their form: gettext's .po, XLIFF 1.2 and TMX.
 
-Only what the model translates changes: other messages keep their bytes in a .po, and their XML.
+Only what the model translates changes: other messages of a .po keep their lines, and of XLIFF and
+TMX their XML.
 """
 
+import collections
 import contextlib
 import copy
 import functools
@@ -10,7 +12,7 @@ import gettext
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from etils import epath
@@ -23,23 +25,19 @@ from common.errors import ConfigError, DataError, count
 from common.text import shown
 from common.translator_files import XML_LANG
 
-FORMS = {".po": "po", ".pot": "po", ".xlf": "xliff", ".xliff": "xliff", ".tmx": "tmx"}
-_BY = "MT!"  # the author of translations that Okapi and Wordfast take for a machine
+_FORMS = {".po": "po", ".pot": "po", ".xlf": "xliff", ".xliff": "xliff", ".tmx": "tmx"}
+_MACHINE = "MT!"  # as an author, for Okapi and Wordfast
 _MARK = r"\{/?\d+\}"  # stands for a code, such as {1} and {/1} around bold text
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_PLURALS = {  # of languages whose forms are not those of English, as msginit of gettext writes them
-    "nplurals=1; plural=0;": "id ja ko ms my th vi zh",
-    "nplurals=2; plural=(n > 1);": "fr oc pt-br",
-    "nplurals=2; plural=(n%10!=1 || n%100==11);": "is mk",
-    "nplurals=3; plural=(n==1 ? 0 : n%10>=2 && n%10<=4 && (n%100<12 || n%100>14) ? 1 : 2);": "pl",
-    "nplurals=3; plural=(n==1) ? 0 : (n>=2 && n<=4) ? 1 : 2;": "cs sk",
+_ENGLISH = "nplurals=2; plural=(n != 1);"
+_PLURALS = {  # of the languages with other forms than English, as gettext's msginit writes them
+    "nplurals=1; plural=0;": "id ja ko ms th vi zh",
+    "nplurals=2; plural=(n > 1);": "fr pt-br",
     "nplurals=3; plural=(n%10==1 && n%100!=11 ? 0 : n%10>=2 && n%10<=4 && "
     "(n%100<10 || n%100>=20) ? 1 : 2);": "be bs hr ru sr uk",
-    "nplurals=3; plural=(n%10==1 && n%100!=11 ? 0 : n%10>=2 && (n%100<10 || n%100>=20) ? 1 : 2);"
-    "": "lt",
-    "nplurals=3; plural=(n%10==1 && n%100!=11 ? 0 : n != 0 ? 1 : 2);": "lv",
+    "nplurals=3; plural=(n==1 ? 0 : n%10>=2 && n%10<=4 && (n%100<10 || n%100>=20) ? 1 : 2);": "pl",
+    "nplurals=3; plural=(n==1) ? 0 : (n>=2 && n<=4) ? 1 : 2;": "cs sk",
     "nplurals=3; plural=n==1 ? 0 : (n==0 || (n%100 > 0 && n%100 < 20)) ? 1 : 2;": "ro",
-    "nplurals=4; plural=(n%100==1 ? 0 : n%100==2 ? 1 : n%100==3 || n%100==4 ? 2 : 3);": "sl",
     "nplurals=6; plural=n==0 ? 0 : n==1 ? 1 : n==2 ? 2 : n%100>=3 && n%100<=10 ? 3 : n%100>=11 "
     "? 4 : 5;": "ar",
 }
@@ -50,21 +48,16 @@ class Unit(NamedTuple):
 
     text: str  # with marks for its codes
     place: str  # in messages
-    write: Callable[[str, Sequence[str]], bool]  # takes a translation and what is wrong in it;
-    # whether something is
+    # Takes a translation and what is wrong with it, and adds what is wrong with its codes.
+    write: Callable[[str, list[str]], None]
 
 
 class Document(NamedTuple):
-    """What is to be translated in a file, and the file as it is then."""
+    """What is to be translated in a file, the number of its messages, and the file afterwards."""
 
-    units: Sequence[Unit]
-    total: int  # messages
+    units: list[Unit]
+    total: int
     content: Callable[[], bytes]
-
-
-def form(path: str) -> str:
-    """The form of a document, by the end of its name; "" if it is none."""
-    return FORMS.get(os.path.splitext(path.lower())[1], "")
 
 
 def read(request: Request, every: bool, n_best: int, languages: tuple[str, str]) -> Document | None:
@@ -73,29 +66,25 @@ def read(request: Request, every: bool, n_best: int, languages: tuple[str, str])
     With `every` translated messages are to be translated, too. `languages` are the model's.
     UserError for a file that cannot be read, another --out, or other languages than the model's.
     """
-    is_one = (
-        bool(form(each)) and (" " not in each or os.path.exists(each)) for each in request.sources
-    )
-    path = next((each for each, one in zip(request.sources, is_one, strict=True) if one), "")
+    ends = {each: os.path.splitext(each.lower())[1] for each in (*request.sources, request.out)}
+    are_files = (each for each in request.sources if " " not in each or os.path.exists(each))
+    path = next((each for each in are_files if ends[each] in _FORMS), "")
     if not path:
         if every:
-            raise ConfigError("--all goes with a document: .po, .pot, .xlf, .xliff or .tmx")
+            raise ConfigError(f"--all goes with a document: {', '.join(_FORMS)}")
         return None
-    is_alone = len(request.sources) == n_best == 1
-    if not is_alone or form(request.out) != form(path) or request.format != "text":
+    form, is_alone = _FORMS[ends[path]], len(request.sources) == n_best == 1
+    if not is_alone or request.format != "text" or _FORMS.get(ends[request.out]) != form:
         raise ConfigError(
             f"{shown(path)} is a document, which comes back in its form: give it alone, without "
-            f"--format and --n_best, and with --out=NAME{os.path.splitext(path)[1]}"
+            f"--format and --n_best, and with --out=NAME{ends[path].replace('.pot', '.po')}"
         )
     check_apart([path], [("out", request.out)])
     with refusing(f"cannot read {shown(path)}"):
         limits.check_file(path)
-        file = epath.Path(path)
-        limits.check_size(path, file.stat().length, limits.TEXT_BYTES)
-        data = file.read_bytes()
-    if form(path) == "po":
-        return _catalog(path, data, every, languages)
-    return _xml(path, data, every, languages)
+        limits.check_size(path, epath.Path(path).stat().length, limits.TEXT_BYTES)
+        data = epath.Path(path).read_bytes()
+    return (_catalog if form == "po" else _xml)(path, data, every, languages)
 
 
 def lines(document: Document) -> Iterator[Line]:
@@ -118,12 +107,11 @@ def write(document: Document, rows: Iterator[Row], out: str) -> None:
         found = ((part, row.content["translations"] if row else ()) for part, row in parts)
         text = "".join(every[0]["text"] if every else part for part, every in found)
         wrong = [why for row in answers if (why := row.content.get("placeholders"))]
-        done, faults = done + 1, faults + unit.write(text, wrong)
+        unit.write(text, wrong)
+        done, faults = done + 1, faults + bool(wrong)
     save(out, [document.content()])
-    said = (
-        f"{count(done, 'text')} translated, to be reviewed, in {count(document.total, 'message')}"
-    )
-    say(said + (f"; {faults:,} have a note: placeholders or codes differ" if faults else ""))
+    noted = f"; {faults:,} have a note: placeholders or codes differ" if faults else ""
+    say(f"{count(document.total, 'message')}: {count(done, 'text')} translated, to review{noted}")
 
 
 def _parts(text: str) -> Iterator[tuple[str, bool]]:
@@ -149,11 +137,8 @@ def _check(path: str, said: tuple[str, str], languages: tuple[str, str]) -> None
             )
 
 
-# gettext.
-
-
 def _catalog(path: str, data: bytes, every: bool, languages: tuple[str, str]) -> Document:
-    """A .po or .pot: entries keep their lines, of which only the flags and msgstr change."""
+    """A .po or .pot; of a translated entry only the flags and msgstr change."""
     import polib
 
     catalog, lines = translator_files.catalog(data, path, DataError)
@@ -161,87 +146,74 @@ def _catalog(path: str, data: bytes, every: bool, languages: tuple[str, str]) ->
     _check(path, ("", fields.get("Language", "")), languages)
     rule, number, one, is_often = _plural_rule(fields.get("Plural-Forms", ""), languages[1])
     starts = [max(entry.linenum - 1, 0) for entry in catalog] + [len(lines)]
+    # Lines are wrapped, unless a long one shows that they are not.
     width = 0 if any(len(line) > 100 and line.lstrip()[:1] == '"' for line in lines) else 78
     end = "\r" if lines[0].endswith("\r") else ""
-    texts: dict[int, dict[int, str]] = {}  # new ones by the index of the entry and of the form
-    notes: dict[int, list[str]] = {}
+    texts = collections.defaultdict[int, dict[int, str]](dict)  # by entry and form
+    notes = collections.defaultdict[int, list[str]](list)
     units = []
 
-    def add(index: int, forms: Sequence[int], text: str, wrong: Sequence[str]) -> bool:
-        texts.setdefault(index, {}).update(dict.fromkeys(forms, text))
-        notes.setdefault(index, []).extend(f"# {_note(each)}" for each in wrong)
-        return bool(wrong)
+    def add(index: int, forms: list[int], text: str, wrong: list[str]) -> None:
+        texts[index].update(dict.fromkeys(forms, text))
+        notes[index] += [f"# Machine translation: {each}{end}" for each in wrong]
 
-    def strings(texts: Mapping[int, str], is_plural: bool) -> list[str]:
-        forms = {"msgstr_plural": dict(texts)} if is_plural else {"msgstr": texts[0]}
-        return polib.POEntry(**forms).__unicode__(width).split("\n")[1:-1]
-
-    def replace(begin: int, stop: int, new: list[str]) -> int:
-        """Replaces the strings of an entry in these lines, and returns where they begin."""
-        first = last = next(i for i in range(begin, stop) if _starts(lines[i], "msgstr"))
-        while last < stop and _starts(lines[last], "msgstr", '"'):
+    def replace(begin: int, stop: int, entry: Any) -> int:
+        """Puts the msgstr of an entry into these lines, and returns where it begins."""
+        first = begin
+        while first < stop and not lines[first].lstrip().startswith("msgstr"):
+            first += 1
+        last = first
+        while last < stop and lines[last].lstrip().startswith(("msgstr", '"')):
             last += 1
-        lines[first:last] = [line + end for line in new]
+        lines[first:last] = [line + end for line in entry.__unicode__(width).split("\n")[1:-1]]
         return first
 
     for index, entry in enumerate(catalog):
         if entry.obsolete or not entry.msgid:
             continue
-        old = entry.msgstr_plural if entry.msgid_plural else {0: entry.msgstr}
-        forms: dict[str, list[int]] = {}
+        is_plural, forms = bool(entry.msgid_plural), collections.defaultdict[str, list[int]](list)
         differs = is_often and placeholders.difference(entry.msgid, entry.msgid_plural)
-        for i in range(number if entry.msgid_plural else 1):
-            is_one = not entry.msgid_plural or (i == one and not differs)
-            if every or not old.get(i):
-                forms.setdefault(entry.msgid if is_one else entry.msgid_plural, []).append(i)
+        for i in range(number if is_plural else 1):
+            if every or not (entry.msgstr_plural.get(i) if is_plural else entry.msgstr):
+                is_one = not is_plural or (i == one and not differs)
+                forms[entry.msgid if is_one else entry.msgid_plural].append(i)
         place = f"{shown(path)}, line {starts[index] + 1:,}"
         units += [Unit(each, place, functools.partial(add, index, forms[each])) for each in forms]
 
     def content() -> bytes:
-        for index in sorted(texts, reverse=True):
-            entry, begin = catalog[index], starts[index]
-            is_plural = bool(entry.msgid_plural)
-            old = entry.msgstr_plural if is_plural else {}
-            at = replace(begin, starts[index + 1], strings(old | texts[index], is_plural))
-            if not entry.fuzzy:
-                flags = [i for i in range(begin, at) if lines[i].startswith("#,")]
-                if flags:
-                    lines[flags[0]] = lines[flags[0]].replace("#,", "#, fuzzy,", 1)
-                else:
-                    at = next(i for i in range(begin, at) if _starts(lines[i], "#|", "msg"))
-                    lines.insert(at, "#, fuzzy" + end)
-            known = {line.strip() for line in lines[begin : starts[index + 1]]}
-            lines[begin:begin] = [each + end for each in notes[index] if each not in known]
-        new = {"Language": fields.get("Language") or _locale(languages[1])}
+        if not texts:
+            return data
+        for index in sorted(texts, reverse=True):  # so that the numbers of lines stay right
+            entry, begin, new = catalog[index], starts[index], texts[index]
+            new = {"msgstr_plural": entry.msgstr_plural | new} if entry.msgid_plural else new
+            new = new if entry.msgid_plural else {"msgstr": new[0]}
+            at = replace(begin, starts[index + 1], polib.POEntry(**new))
+            flags = next((i for i in range(begin, at) if lines[i].startswith("#,")), -1)
+            if flags >= 0 and not entry.fuzzy:
+                lines[flags] = lines[flags].replace("#,", "#, fuzzy,", 1)
+            elif not entry.fuzzy:
+                starting = ("#|", "msg")
+                at = next(i for i in range(begin, at) if lines[i].lstrip().startswith(starting))
+                lines.insert(at, f"#, fuzzy{end}")
+            known = {*lines[begin : starts[index + 1]]}
+            lines[begin:begin] = [each for each in notes[index] if each not in known]
+        head = dict(fields)
+        if not fields.get("Language") and languages[1]:
+            first, *more = languages[1].split("-")  # pt_BR for pt-br
+            more = (each.upper() if len(each) == 2 else each.title() for each in more)
+            head["Language"] = "_".join([first, *more])
         if not re.search("charset=utf-8", fields.get("Content-Type", ""), re.IGNORECASE):
-            new["Content-Type"] = "text/plain; charset=UTF-8"
+            head["Content-Type"] = "text/plain; charset=UTF-8"
         if any(entry.msgid_plural for entry in catalog):
-            new["Plural-Forms"] = rule
-        new = fields | {name: value for name, value in new.items() if value}
-        if new != fields:
+            head["Plural-Forms"] = rule
+        if head != fields:
             if not fields:
-                lines[:0] = ['msgid ""' + end, 'msgstr ""' + end, end]
-            block = strings(
-                {0: "".join(f"{name}: {value}\n" for name, value in new.items())}, False
-            )
-            replace(0, len(lines), block)
+                lines[:0] = [f'msgid ""{end}', f'msgstr ""{end}', end]
+            text = "".join(f"{name}: {value}\n" for name, value in head.items())
+            replace(0, len(lines), polib.POEntry(msgstr=text))
         return "\n".join(lines).encode()
 
     return Document(units, len(catalog), content)
-
-
-def _starts(line: str, *starts: str) -> bool:
-    return line.lstrip().startswith(starts)
-
-
-def _note(wrong: str) -> str:
-    return f"Machine translation: {wrong}"
-
-
-def _locale(tag: str) -> str:
-    """A tag as gettext writes it: pt_BR for pt-br."""
-    first, *more = tag.split("-")
-    return "_".join([first, *(each.upper() if len(each) == 2 else each.title() for each in more)])
 
 
 def _plural_rule(said: str, target: str) -> tuple[str, int, int, bool]:
@@ -251,17 +223,13 @@ def _plural_rule(said: str, target: str) -> tuple[str, int, int, bool]:
     """
     tags = target, target.split("-")[0]
     known = (rule for tag in tags for rule, names in _PLURALS.items() if tag in names.split())
-    for rule in (said, *known):
+    for rule in (said, *known, _ENGLISH):
         match = re.match(r"\s*nplurals\s*=\s*(\d)\s*;\s*plural\s*=\s*([^;]+)", rule)
         with contextlib.suppress(ValueError, ArithmeticError):
             if match:
-                function = gettext.c2py(match[2])
-                one, counts = function(1), [*map(function, range(200))]
-                return rule, int(match[1]), one, counts.count(one) > 4
-    return "nplurals=2; plural=(n != 1);", 2, 0, False
-
-
-# XML.
+                forms = [*map(gettext.c2py(match[2]), range(200))]
+                return rule, int(match[1]), forms[1], forms.count(forms[1]) > 4
+    raise AssertionError
 
 
 def _xml(path: str, data: bytes, every: bool, languages: tuple[str, str]) -> Document:
@@ -270,12 +238,10 @@ def _xml(path: str, data: bytes, every: bool, languages: tuple[str, str]) -> Doc
 
     try:
         parser = etree.XMLParser(strip_cdata=False, **translator_files.XML)
-        tree = etree.fromstring(data, parser).getroottree()
+        root = etree.fromstring(data, parser)
     except (etree.XMLSyntaxError, ValueError, LookupError) as error:
         raise translator_files.xml_fault(path, error, DataError) from error
-    root, is_xliff = tree.getroot(), form(path) == "xliff"
-    units = [*(_xliff if is_xliff else _tmx)(path, root, every, languages)]
-    total = sum(1 for _ in root.iter("{*}trans-unit" if is_xliff else "{*}tu"))
+    is_tmx, tree = path.lower().endswith(".tmx"), root.getroottree()
 
     def content() -> bytes:
         head = re.match(rb"(\xef\xbb\xbf)?<\?xml[^>]*\?>\s*", data)  # as it was written
@@ -285,82 +251,84 @@ def _xml(path: str, data: bytes, every: bool, languages: tuple[str, str]) -> Doc
         text = text.replace(b"\n", b"\r\n") if b"\r\n" in data[:1000] else text
         return (head[0] if head else b"") + text
 
-    return Document(units, total, content)
+    units = [*(_tmx if is_tmx else _xliff)(path, root, every, languages)]
+    return Document(units, len([*root.iter("{*}tu" if is_tmx else "{*}trans-unit")]), content)
 
 
 def _xliff(path: str, root: Any, every: bool, languages: tuple[str, str]) -> Iterator[Unit]:
-    """The units of an XLIFF without target, with an empty one, or one that says it is no text."""
+    """The units of an XLIFF without a translation, or with one that says it is none."""
     if root.get("version", "1").startswith("2"):
         raise DataError(
             f"{shown(path)} is XLIFF {root.get('version')}, and only 1.2 can be translated: export "
             "it as 1.2, or as .po"
         )
+
+    def put(unit: Any, source: Any, codes: Mapping[str, Any], text: str, wrong: list[str]) -> None:
+        target = unit.find("{*}target")
+        target = _after(source, "target", {}) if target is None else target
+        attributes = dict(target.attrib)
+        target.clear(keep_tail=True)
+        state = {"state": "needs-review-translation", "state-qualifier": "mt-suggestion"}
+        target.attrib.update(attributes | state)
+        _fill(target, text, codes, wrong)
+        for each in wrong:
+            _after(target, "note", {"from": "machine translation"}).text = each
+        if unit.get("approved") == "yes":
+            unit.set("approved", "no")
+        for file in unit.iterancestors("{*}file"):
+            if languages[1] and not file.get("target-language"):
+                file.set("target-language", languages[1])
+
     for unit in root.iter("{*}trans-unit"):
-        source, target = (unit.find(f"{{*}}{name}") for name in ("source", "target"))
-        segments = unit.find("{*}seg-source")
-        source = source if segments is None else segments
+        target = unit.find("{*}target")
         says = (node.get("translate") for node in (unit, *unit.iterancestors()))
+        source = next(filter(None.__ne__, map(unit.find, ("{*}seg-source", "{*}source"))), None)
         if source is None or next(filter(None, says), "yes") == "no":
             continue
-        is_new = target is None or not ("".join(target.itertext()).strip() or len(target))
-        if every or is_new or target.get("state") in ("new", "needs-translation"):
+        has_text = target is not None and ("".join(target.itertext()).strip() or len(target))
+        if every or not has_text or target.get("state") in ("new", "needs-translation"):
             _check(path, translator_files.xliff_languages(unit), languages)
             text, codes = _marked(source)
+            place = f"{shown(path)}, line {source.sourceline:,}"
             if text.strip():
-                write = functools.partial(_write_target, unit, source, target, codes, languages[1])
-                yield Unit(text, f"{shown(path)}, line {source.sourceline:,}", write)
-
-
-def _write_target(
-    unit: Any,
-    source: Any,
-    target: Any,
-    codes: Mapping[str, Any],
-    tag: str,
-    text: str,
-    wrong: Sequence[str],
-) -> bool:
-    """Writes the target of a unit, with a note for each thing that is wrong."""
-    if target is None:
-        target = _after(source, "target")
-    kept = dict(target.attrib)
-    target.clear(keep_tail=True)
-    state = {"state": "needs-review-translation", "state-qualifier": "mt-suggestion"}
-    target.attrib.update(kept | state)
-    wrong = [*wrong, *_fill(target, text, codes)]
-    for each in wrong:
-        _after(target, "note", {"from": "predict.py"}).text = _note(each)
-    if unit.get("approved") == "yes":
-        unit.set("approved", "no")
-    for file in unit.iterancestors("{*}file"):
-        if tag and not file.get("target-language"):
-            file.set("target-language", tag)
-    return bool(wrong)
+                yield Unit(text, place, functools.partial(put, unit, source, codes))
 
 
 def _tmx(path: str, root: Any, every: bool, languages: tuple[str, str]) -> Iterator[Unit]:
     """The units of a TMX with the source language and without the target, or a machine's."""
-    header = root.find("{*}header")
-    source = languages[0] or ("" if header is None else header.get("srclang", ""))
-    target, count = languages[1], 0
+    source = languages[0] or next((node.get("srclang", "") for node in root.iter("{*}header")), "")
+    target, total = languages[1], 0
     if not target:
         fix = "prepare the data again with --source_language and --target_language"
         raise ConfigError(f"{shown(path)}: the model does not say its target language; {fix}")
+
+    def put(first: Any, old: Any, codes: Mapping[str, Any], text: str, wrong: list[str]) -> None:
+        name = "lang" if first.get(XML_LANG) is None else XML_LANG
+        new = _after(first, "tuv", {name: target, "creationid": _MACHINE}) if old is None else old
+        del new[:]
+        segment = copy.copy(first.find("{*}seg"))
+        _fill(segment, text, codes, wrong)
+        new.append(segment)
+        for each in wrong:  # notes stand first
+            note = new.makeelement(segment.tag.replace("seg", "note"))
+            note.text = f"Machine translation: {each}"
+            new.insert(0, note)
+
     for unit in root.iter("{*}tu"):
         sides = [(translator_files.language(side), side) for side in unit.iterfind("{*}tuv")]
         first, old = (
             next((side for word, side in sides if _is(word, tag)), None) for tag in (source, target)
         )
-        if first is None or (segment := first.find("{*}seg")) is None:
+        segment = None if first is None else first.find("{*}seg")
+        if segment is None:
             continue
-        count += 1
-        if old is not None and not (every and old.get("creationid") == _BY):
-            continue
-        text, codes = _marked(segment)
-        if text.strip():
-            write = functools.partial(_write_variant, first, old, segment, codes, target)
-            yield Unit(text, f"{shown(path)}, line {segment.sourceline:,}", write)
-    if not count:
+        total += 1
+        if old is None or (every and old.get("creationid") == _MACHINE):
+            text, codes = _marked(segment)
+            place = f"{shown(path)}, line {segment.sourceline:,}"
+            if text.strip():
+                yield Unit(text, place, functools.partial(put, first, old, codes))
+    if not total:
         raise ConfigError(f"{shown(path)} has no text of {source or 'its source language'}")
 
 
@@ -370,71 +338,46 @@ def _is(word: str, tag: str) -> bool:
     return first.startswith(second) or second.startswith(first)
 
 
-def _write_variant(
-    first: Any,
-    old: Any,
-    segment: Any,
-    codes: Mapping[str, Any],
-    tag: str,
-    text: str,
-    wrong: Sequence[str],
-) -> bool:
-    """Writes the variant of a target language after that of the source."""
-    name = "lang" if first.get(XML_LANG) is None else XML_LANG
-    variant = _after(first, "tuv", {name: tag, "creationid": _BY}) if old is None else old
-    for node in [*variant]:
-        variant.remove(node)
-    seg = variant.makeelement(segment.tag)
-    wrong = [*wrong, *_fill(seg, text, codes)]
-    for each in wrong:
-        note = variant.makeelement(segment.tag.replace("seg", "note"))
-        note.text = _note(each)
-        variant.append(note)
-    variant.append(seg)
-    return bool(wrong)
-
-
-def _after(node: Any, name: str, attributes: Mapping[str, str] | None = None) -> Any:
+def _after(node: Any, name: str, attributes: Mapping[str, str]) -> Any:
     """A new element after another, of the same namespace and with the same space around it."""
-    space = node.tag.rpartition("}")
-    new = node.makeelement("".join([*space[:2], name]), attributes or {})
+    new = node.makeelement("".join([*node.tag.rpartition("}")[:2], name]), attributes)
     node.addnext(new)
     before = node.getparent().text or ""
-    new.tail, node.tail = node.tail, before if not before.strip() else node.tail
+    new.tail, node.tail = node.tail, node.tail if before.strip() else before
     return new
 
 
 def _marked(segment: Any) -> tuple[str, dict[str, Any]]:
     """The text of a segment with a mark for each code, and the elements of the marks."""
+    texts, codes, numbers = [], dict[str, Any](), dict[Any, int]()
     pieces = [*translator_files.pieces(segment)]
-    numbers = re.findall(
-        r"\{/?(\d{1,9})\}", "".join(each for each in pieces if isinstance(each, str))
-    )
-    free = max(map(int, numbers), default=0)
-    ids: dict[Any, int] = {}
-    text, codes = "", {}
+    own = re.findall(r"\{/?(\d{1,9})\}", "".join(each for each in pieces if isinstance(each, str)))
+    first = max(map(int, own), default=0) + 1
     for piece in pieces:
-        if isinstance(piece, str):
-            text += piece
-        else:
+        if not isinstance(piece, str):
             node, end = piece
-            mark = f"{{{end}{ids.setdefault(node, free + len(ids) + 1)}}}"
-            codes[mark] = node
-            text += mark
+            piece = f"{{{end}{numbers.setdefault(node, first + len(numbers))}}}"
+            codes[piece] = node
+        texts.append(piece)
+    text = "".join(texts)
     if segment.xpath("ancestor-or-self::*[@xml:space][1]/@xml:space") != ["preserve"]:
-        text = re.sub(r"(?<=\S)[ \t]*\n[ \t]+(?=\S)", " ", text)  # XML that is indented
+        text = re.sub(r"(?<=\S)[ \t]*\n[ \t]+(?=\S)", " ", text)  # the XML is indented
     return text, codes
 
 
-def _fill(node: Any, text: str, codes: Mapping[str, Any]) -> list[str]:
-    """Puts a translation with its codes into an element; says so if it has to leave them out."""
+def _fill(node: Any, text: str, codes: Mapping[str, Any], wrong: list[str]) -> None:
+    """Puts a translation with its codes into an element; adds to `wrong` if they are left out."""
     parts = re.split(f"({_MARK})", _NOT_XML.sub("", text))
     marks = [part for part in parts if part in codes]
-
-    def in_order(marks: Iterable[str]) -> list[str]:  # begin and end are elements of their own
-        return [mark for mark in marks if str(codes[mark].tag).endswith(("bpt", "ept", "bx", "ex"))]
-
-    fits = sorted(marks) == sorted(codes) and in_order(marks) == in_order(codes)
+    # The begin and the end of a pair may be elements of their own.
+    halves = ("bpt", "ept", "bx", "ex")
+    order, expected = (
+        [mark for mark in every if str(codes[mark].tag).endswith(halves)]
+        for every in (marks, codes)
+    )
+    fits = sorted(marks) == sorted(codes) and order == expected
+    del node[:]
+    node.text = None
     opened, place, attribute = [("", node)], node, "text"  # where text goes on
     for is_code, group in itertools.groupby(parts, codes.__contains__):
         for part in group if is_code and fits else ():
@@ -453,4 +396,4 @@ def _fill(node: Any, text: str, codes: Mapping[str, Any]) -> list[str]:
     if not fits:
         del node[:]
         node.text = "".join(part for part in parts if part not in codes)
-    return [] if fits else ["it lacks the codes of the layout"]
+        wrong.append("the codes of the layout are left out")
