@@ -49,7 +49,7 @@ def catalog(data: bytes, path: str, kind: type[UserError]) -> tuple[Any, list[st
     except OSError as error:
         number = re.search(r"line (\d+)", str(error))
         place = f"{path}, line {number[1]}" if number else path
-        raise kind(f"{place} is no message of gettext; msgfmt -c {path} says why") from error
+        raise kind(f"{place} is no message of gettext with a string in each line: correct it") from error
 
 
 def elements(file: Any, tags: Sequence[str], path: str, kind: type[UserError]) -> Iterator[Any]:

@@ -207,7 +207,7 @@ def _catalog(path: str, data: bytes, every: bool, languages: tuple[str, str]) ->
         if any(entry.msgid_plural for entry in catalog):
             head["Plural-Forms"] = rule
         if head != fields:
-            if not fields:
+            if not starts[0]:  # the first entry is no header
                 lines[:0] = [f'msgid ""{end}', f'msgstr ""{end}', end]
             text = "".join(f"{name}: {value}\n" for name, value in head.items())
             replace(0, len(lines), polib.POEntry(msgstr=text))
@@ -280,9 +280,10 @@ def _xliff(path: str, root: Any, every: bool, languages: tuple[str, str]) -> Ite
                 file.set("target-language", languages[1])
 
     for unit in root.iter("{*}trans-unit"):
-        target = unit.find("{*}target")
+        names = ("source", "seg-source", "target")
+        source, segments, target = (unit.find(f"{{*}}{name}") for name in names)
+        source = source if segments is None else segments
         says = (node.get("translate") for node in (unit, *unit.iterancestors()))
-        source = next(filter(None.__ne__, map(unit.find, ("{*}seg-source", "{*}source"))), None)
         if source is None or next(filter(None, says), "yes") == "no":
             continue
         has_text = target is not None and ("".join(target.itertext()).strip() or len(target))
