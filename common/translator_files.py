@@ -1,5 +1,7 @@
 """Files of translators: gettext's catalogs, and the XML of TMX and XLIFF."""
 
+import contextlib
+import importlib
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,7 +14,7 @@ _PO_LINE = re.compile(r'#.*|(msg[a-z_]+(\[\d+\])?\s*)?".*"')
 _CHARSET = re.compile(rb"charset=([\w.-]+)\\n")  # in its header
 XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
 # Of other files than the XML itself nothing is read; libxml2 bounds entities, depth and texts.
-XML = {"no_network": True, "load_dtd": False, "resolve_entities": "internal", "huge_tree": False}
+_XML = {"no_network": True, "load_dtd": False, "resolve_entities": "internal", "huge_tree": False}
 _PAIRED = {"g", "hi", "mrk", "pc"}  # codes around text; of others the content is code, too
 
 
@@ -21,6 +23,11 @@ class _Lines(str):
 
     def splitlines(self, keepends: bool = False) -> list[str]:
         return [line + "\n" * keepends for line in self.split("\n")]
+
+
+def etree() -> Any:
+    """lxml's module for XML, imported at the first use."""
+    return importlib.import_module("lxml.etree")
 
 
 def catalog(data: bytes, path: str, kind: type[UserError]) -> tuple[Any, list[str]]:
@@ -49,7 +56,9 @@ def catalog(data: bytes, path: str, kind: type[UserError]) -> tuple[Any, list[st
     except OSError as error:
         number = re.search(r"line (\d+)", str(error))
         place = f"{path}, line {number[1]}" if number else path
-        raise kind(f"{place} is no message of gettext with a string in each line: correct it") from error
+        raise kind(
+            f"{place} is no message of gettext with a string in each line: correct it"
+        ) from error
 
 
 def elements(file: Any, tags: Sequence[str], path: str, kind: type[UserError]) -> Iterator[Any]:
@@ -57,19 +66,32 @@ def elements(file: Any, tags: Sequence[str], path: str, kind: type[UserError]) -
 
     `kind` is raised, with the `path`, if the binary `file` is damaged, or built to fill the memory.
     """
-    from lxml import etree
-
     bounded = _Bounded(file, path, kind)
-    try:
-        for _, node in etree.iterparse(bounded, tag=[f"{{*}}{tag}" for tag in tags], **XML):
+    with _refusing(path, kind):
+        for _, node in etree().iterparse(bounded, tag=[f"{{*}}{tag}" for tag in tags], **_XML):
             yield node
             bounded.size = 0
             node.clear()
             for each in (node, *node.iterancestors()):  # the empty ones would fill the memory, too
                 while each.getprevious() is not None and each.getparent() is not None:
                     del each.getparent()[0]
-    except (etree.XMLSyntaxError, ValueError, LookupError) as error:
-        raise xml_fault(path, error, kind) from error
+
+
+def parse(data: bytes, path: str, kind: type[UserError]) -> Any:
+    """The root of an XML file with all that it has; raises as `elements` does."""
+    with _refusing(path, kind):
+        return etree().fromstring(data, etree().XMLParser(strip_cdata=False, **_XML))
+
+
+@contextlib.contextmanager
+def _refusing(path: str, kind: type[UserError]) -> Iterator[None]:
+    """Raises `kind` for XML that libxml2 refuses, without its hints for programmers."""
+    try:
+        yield
+    except (etree().XMLSyntaxError, ValueError, LookupError) as error:
+        hint = r",? (use|try|see) \w*XML\w*( option)?|, see xmlCtxt\w+\.| \(<string>.*"
+        reason = re.sub(hint, "", one_line(error))
+        raise kind(f"{path} is damaged, or too deep or large to be read: {reason}") from error
 
 
 class _Bounded:
@@ -84,15 +106,6 @@ class _Bounded:
             f"the text between two units of {self._path}", self.size, limits.UNIT_BYTES, self._kind
         )
         return data
-
-
-def xml_fault(path: str, error: Exception, kind: type[UserError]) -> UserError:
-    """The error for XML that libxml2 refuses."""
-    hint = (
-        r",? (use|try|see) \w*XML\w*( option)?|, see xmlCtxt\w+\.| \(<string>.*"  # for programmers
-    )
-    reason = re.sub(hint, "", one_line(error))
-    return kind(f"{path} is damaged, or too deep or large to be read: {reason}")
 
 
 def language(node: Any) -> str:

@@ -185,9 +185,9 @@ def _catalog(path: str, data: bytes, every: bool, languages: tuple[str, str]) ->
             return data
         for index in sorted(texts, reverse=True):  # so that the numbers of lines stay right
             entry, begin, new = catalog[index], starts[index], texts[index]
-            new = {"msgstr_plural": entry.msgstr_plural | new} if entry.msgid_plural else new
-            new = new if entry.msgid_plural else {"msgstr": new[0]}
-            at = replace(begin, starts[index + 1], polib.POEntry(**new))
+            forms = entry.msgstr_plural | new if entry.msgid_plural else {}
+            new = polib.POEntry(msgstr=new.get(0, ""), msgstr_plural=forms)
+            at = replace(begin, starts[index + 1], new)
             flags = next((i for i in range(begin, at) if lines[i].startswith("#,")), -1)
             if flags >= 0 and not entry.fuzzy:
                 lines[flags] = lines[flags].replace("#,", "#, fuzzy,", 1)
@@ -234,19 +234,13 @@ def _plural_rule(said: str, target: str) -> tuple[str, int, int, bool]:
 
 def _xml(path: str, data: bytes, every: bool, languages: tuple[str, str]) -> Document:
     """XLIFF 1.2 or TMX."""
-    from lxml import etree
-
-    try:
-        parser = etree.XMLParser(strip_cdata=False, **translator_files.XML)
-        root = etree.fromstring(data, parser)
-    except (etree.XMLSyntaxError, ValueError, LookupError) as error:
-        raise translator_files.xml_fault(path, error, DataError) from error
+    root = translator_files.parse(data, path, DataError)
     is_tmx, tree = path.lower().endswith(".tmx"), root.getroottree()
 
     def content() -> bytes:
         head = re.match(rb"(\xef\xbb\xbf)?<\?xml[^>]*\?>\s*", data)  # as it was written
         encoding = tree.docinfo.encoding or "UTF-8"
-        text = etree.tostring(tree, encoding=encoding, xml_declaration=not head)
+        text = translator_files.etree().tostring(tree, encoding=encoding, xml_declaration=not head)
         text += b"\n" * data.endswith(b"\n")
         text = text.replace(b"\n", b"\r\n") if b"\r\n" in data[:1000] else text
         return (head[0] if head else b"") + text
@@ -286,8 +280,9 @@ def _xliff(path: str, root: Any, every: bool, languages: tuple[str, str]) -> Ite
         says = (node.get("translate") for node in (unit, *unit.iterancestors()))
         if source is None or next(filter(None, says), "yes") == "no":
             continue
-        has_text = target is not None and ("".join(target.itertext()).strip() or len(target))
-        if every or not has_text or target.get("state") in ("new", "needs-translation"):
+        is_empty = target is None or not ("".join(target.itertext()).strip() or len(target))
+        state = "new" if target is None or is_empty else target.get("state")
+        if every or state in ("new", "needs-translation"):
             _check(path, translator_files.xliff_languages(unit), languages)
             text, codes = _marked(source)
             place = f"{shown(path)}, line {source.sourceline:,}"

@@ -7,14 +7,15 @@ import subprocess
 
 import polib
 import pytest
-from lxml import etree
 
 from commands.predict import documents, outputs
 from commands.predict.model import Request
+from common import translator_files
 from common.errors import ConfigError, DataError
 from tests.commands.predict.test_predict import refusal
 from tests.commands.predict.test_sentences import model  # noqa: F401
 
+etree = translator_files.etree()
 PO = r"""# Translators: A. N.
 msgid ""
 msgstr ""
@@ -63,14 +64,14 @@ def translate(tmp_path, name, content, languages=("en", "de"), every=False, answ
     out, seen = tmp_path / f"out.{name}".replace(".pot", ".po"), []
     request = Request([str(tmp_path / name)], "", None, {}, "", "text", str(out), 8, False, {})
     document = documents.read(request, every, 1, languages)
+    assert document
 
     def rows():
         for line in documents.lines(document):
             seen.append(line.text)
-            translations = {"translations": [{"text": answer(line.text)}]}
-            if "%s" in line.text and "%s" not in answer(line.text):
-                translations["placeholders"] = "lacks %s"
-            yield outputs.Row({}, "" if answer(line.text) else "too long", translations)
+            wrong = "lacks %s" if "%s" in line.text and "%s" not in answer(line.text) else ""
+            content = {"translations": [{"text": answer(line.text)}], "placeholders": wrong}
+            yield outputs.Row({}, "" if answer(line.text) else "too long", content)
 
     documents.write(document, rows(), str(out))
     return out.read_bytes(), seen
