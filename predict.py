@@ -28,7 +28,8 @@ from commands.predict import boxes  # noqa: E402
 from commands.predict.model import Request  # noqa: E402
 from common import cli  # noqa: E402
 from common.errors import UserError  # noqa: E402 (the environment decides how libraries start)
-from configs import resnet50  # noqa: E402
+from common.foreign import files  # noqa: E402
+from configs import finetune, resnet50  # noqa: E402
 
 _GENERAL = ("checkpoint", "format", "out", "batch_size", "accept_other_data")  # of all models
 _KEYS = {
@@ -116,6 +117,15 @@ def _add_kinds(parser: cli.Parser) -> None:
     add("--top", type=natural, help="items for each user or item (10)")
 
 
+def _recipe(file: str) -> Any:
+    """The config for what a file of another library's weights does not decide."""
+    described = files.peek(file).beside.get("config.json", {})
+    is_translator = described.get("model_type") == "marian"
+    config = finetune.get_config("opus_mt") if is_translator else resnet50.get_config()
+    config.precision = "float32"  # as the other library computes
+    return config
+
+
 def main(argv: list[str] | None = None) -> int:
     """The command line; argv without the program's name. Returns the exit code."""
     parser = _parser()
@@ -125,14 +135,10 @@ def main(argv: list[str] | None = None) -> int:
     keys = {key: given.pop(name) for key in _KEYS if (name := f"config.{key}") in given}
     if workdir and keys:
         parser.error(f"argument --config.{next(iter(keys))}: goes with --model, not --workdir")
-    recipe = None
-    if model:  # what another library's weights do not decide
-        recipe = resnet50.get_config()
-        recipe.precision = "float32"  # as the other library computes
     request = Request(
         sources=sources,
         model=workdir or model,
-        recipe=recipe,
+        recipe=_recipe if model else None,
         keys=keys,
         **{name: given.pop(name) for name in _GENERAL},
         options=given,

@@ -78,6 +78,7 @@ class Imported(NamedTuple):
     model_state: Any
     metadata: dict[str, Any]  # replaces `Benchmark.metadata` in a checkpoint's manifest
     summary: str  # the content of the file, in one line
+    files: Mapping[str, bytes] = {}  # by name, what the model needs in its data_dir
 
 
 class Uses:
@@ -257,8 +258,11 @@ class Sentences(Uses, abc.ABC):
     # What sentences are padded to, rising; longer ones double the last. Each is compiled once.
     lengths: Sequence[int] = (16, 64, 256, 1024)
     beams = 1  # translations that the search keeps; --beams sets config.beam_size, if it exists
-    # Tags such as "de" or "pt-br", of the sentences and of their translations; "" where unknown.
-    languages: tuple[str, str] = ("", "")
+
+    @property
+    def languages(self) -> tuple[str, str]:
+        """Tags such as "de" and "pt-br", of sentences and of translations; "" where unknown."""
+        return "", ""
 
     @abc.abstractmethod
     def encode(self, text: str) -> list[int]:

@@ -9,6 +9,7 @@ import numpy as np
 from etils import epath
 
 from common import foreign
+from common.data import storage
 from common.errors import CheckpointError, ConfigError
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.manifest import array_differences, describe_arrays, describe_run
@@ -52,6 +53,10 @@ def run(settings: Settings) -> None:
     _log.info("read %s", imported.summary)
     checkpoints = Checkpointer(str(folder), keep=1, best=lambda: None)
     manifest = describe_run(this.programs, num_examples, imported.metadata)
+    for name, content in imported.files.items():
+        storage.write(f"{settings.workdir}/{name}", [content])
+    if imported.files:  # they belong to the model, wherever the weights were
+        manifest["config"]["data_dir"] = settings.workdir
     checkpoints.save(0, model_items(state), {"step": np.int32(0)}, manifest)
     checkpoints.close()
     _log.info("wrote %s/0: --workdir=%s is a model now", folder, settings.workdir)

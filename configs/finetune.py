@@ -147,10 +147,21 @@ def _transformer() -> ml_collections.ConfigDict:
     return config
 
 
+def _opus_mt() -> ml_collections.ConfigDict:
+    """Own sentences on a published pair of OPUS-MT: MODEL is hf-hub:Helsinki-NLP/opus-mt-de-en."""
+    config = _transformer()
+    config.variant, config.activation = "marian", "swish"  # MODEL decides, as its sizes
+    config.base_learning_rate = 2e-5  # it has learnt from millions of pairs
+    config.beam_size = 6  # as the models' own settings
+    config.length_penalty = 1.0
+    return config
+
+
 RECIPES = {
     "classifier": _classifier,
     "digits": _digits,
     "mask_rcnn": _mask_rcnn,
+    "opus_mt": _opus_mt,
     "ssd": _ssd,
     "ssd_digits": _ssd_digits,
     "transformer": _transformer,

@@ -12,7 +12,7 @@ The schemas are tensor2tensor's (`translate_ende_wmt32k_packed-*`, `translate_en
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -128,10 +128,11 @@ def vocabulary_error(vocabulary: Vocabulary, paths: Sequence[str]) -> tuple[str,
             first.append(pair)
 
     def count_same(shift: int) -> int:
-        def is_same(ids: np.ndarray) -> bool:
-            return vocabulary.encode(vocabulary.decode(ids + shift)) == (ids + shift).tolist()
+        def is_same(ids: np.ndarray, encode: Callable[[str], list[int]]) -> bool:
+            return encode(vocabulary.decode(ids + shift)) == (ids + shift).tolist()
 
-        return sum(all(map(is_same, pair)) for pair in first)
+        encoders = vocabulary.encode, vocabulary.encode_target
+        return sum(all(map(is_same, pair, encoders)) for pair in first)
 
     same, enough = count_same(0), _SAME * len(first)
     if same >= enough:
@@ -178,6 +179,7 @@ class TextManifest:
     vocabulary_file: str
     vocabulary_digest: str
     shards: dict[str, ManifestShard]
+    languages: tuple[str, str] = ("", "")  # of the sources and the targets; "" where unknown
 
 
 def load_text_manifest(data_dir: str) -> TextManifest | None:
@@ -201,6 +203,7 @@ def load_text_manifest(data_dir: str) -> TextManifest | None:
             str(vocabulary["file"]),
             str(vocabulary["sha256"]),
             shards,
+            tuple(content.get("languages", ("", ""))),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise data_manifest.form_error(

@@ -15,7 +15,12 @@ import numpy as np
 from benchmarks.base import Benchmark, HostBatch, Identity, Spec, Target, span
 from benchmarks.exhibits import even_groups
 from benchmarks.translation import beam_search, evaluation
-from benchmarks.translation.schema import check_vocabulary, read_pairs, vocabulary_error
+from benchmarks.translation.schema import (
+    check_vocabulary,
+    load_text_manifest,
+    read_pairs,
+    vocabulary_error,
+)
 from benchmarks.translation.vocabulary import EOS, Vocabulary, load_vocabulary
 from common.data import files
 from common.errors import ConfigError, DataError
@@ -111,7 +116,19 @@ class Translator(Benchmark):
     @property
     def language(self) -> str:
         """The ISO 639-1 code of the language of the translations."""
-        return "de"
+        return self._manifest_languages[1] or "de"
+
+    @property
+    def languages(self) -> tuple[str, str]:
+        """The tags of the languages of the sources and the translations; "" where unknown."""
+        found = self._manifest_languages
+        return found if any(found) else self.vocabulary.languages
+
+    @functools.cached_property
+    def _manifest_languages(self) -> tuple[str, str]:
+        folder = self.settings.data_dir
+        manifest = load_text_manifest(folder) if folder else None
+        return manifest.languages if manifest else ("", "")
 
     # Data.
 

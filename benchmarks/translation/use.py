@@ -31,6 +31,8 @@ _READERS = {
     "subwords": "tensor2tensor's SubwordTextEncoder reads",
     "sentencepiece": "sentencepiece reads; add 2 to its ids unless it has 0 for padding and 1 for "
     "the end",
+    "marian": "holds two models of sentencepiece and the ids of their pieces; here <pad> is 0 and "
+    "</s> is 1, and the others follow in their order",
     "words": "has a word or a part of one (subword-nmt) per line; the first line is id 3, after "
     "special ones, and 2 is any other word",
 }
@@ -53,6 +55,10 @@ class TranslatorUses(Sentences):
     def __init__(self, benchmark: Translator):
         self._benchmark = benchmark
         self.lengths, self.beams = benchmark.settings.eval_lengths, benchmark.settings.beam_size
+
+    @property
+    def languages(self) -> tuple[str, str]:
+        return self._benchmark.languages
 
     def check_files(self, manifest: Mapping[str, Any], source: str) -> None:
         """Opens the vocabulary in the data folder; UserError if it is missing, or another one."""

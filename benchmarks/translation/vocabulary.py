@@ -1,7 +1,8 @@
 """Vocabularies and their tokenizers: text to token ids and back.
 
-A vocabulary is a file of tensor2tensor, a file of subword-nmt or a model of sentencepiece. Id 0 is
-the padding (PAD) and id 1 the end of a sentence (EOS) in all of them.
+A vocabulary is a file of tensor2tensor, a file of subword-nmt, a model of sentencepiece, or what
+Marian's models have: two models of sentencepiece and a list of pieces. Id 0 is the padding (PAD)
+and id 1 the end of a sentence (EOS) in all of them.
 
 The subwords are those of tensor2tensor's `SubwordTextEncoder`. A text is cut into tokens:
 maximal runs of letters and digits, and the runs between them. A single space between two tokens of
@@ -13,12 +14,18 @@ text.
 
 import functools
 import hashlib
+import io
+import json
+import os
 import re
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from etils import epath
 
-from common.errors import DataError, one_line
+from common import foreign
+from common.errors import DataError, one_line, parse_json
 
 PAD, EOS = 0, 1
 RESERVED = ("<pad>", "<EOS>")  # what a file of subwords calls PAD and EOS
@@ -36,9 +43,10 @@ _CACHED, _CACHED_LENGTH = 1 << 18, 40
 class Vocabulary:
     """Text to ids and back; `digest` is the SHA-256 of the file's content in hexadecimal."""
 
-    kind: str  # "subwords", "sentencepiece" or "words"
+    kind: str  # "subwords", "sentencepiece", "marian" or "words"
     size: int  # the number of ids, PAD and EOS included
     language = "de"  # ISO 639-1 code of the texts that `decode` makes
+    languages = "", ""  # of the sources and the targets, where the vocabulary is for two; else ""
     unknown: int | None = None  # the id of any text without an entry; None if each text has one
 
     def __init__(self, data: bytes, path: str):
@@ -47,6 +55,10 @@ class Vocabulary:
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without EOS; none is PAD or EOS."""
         raise NotImplementedError
+
+    def encode_target(self, text: str) -> list[int]:
+        """The same for a translation, where a vocabulary cuts the two languages in two ways."""
+        return self.encode(text)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids before the first EOS; PAD is skipped."""
@@ -146,6 +158,92 @@ class SentencePiece(Vocabulary):
         return self._model.decode([i - self._shift for i in _sentence(ids) if i < self.size])
 
 
+class Marian(Vocabulary):
+    """A `Vocabulary` of Marian, of the models of OPUS-MT: pieces of two models of sentencepiece.
+
+    It is a zip archive with the `FILES` of such a model's folder. PAD and EOS come first here; the
+    other pieces keep their order. A text may begin with the code of a target language, ">>fr<<".
+    """
+
+    kind = "marian"
+    NAME = "vocab.marian.zip"  # of the archive
+    FILES = foreign.TRANSLATOR
+    PAD_EOS_UNKNOWN = ("<pad>", "</s>", "<unk>")
+
+    def __init__(self, data: bytes, path: str):
+        import sentencepiece
+
+        super().__init__(data, path)
+        try:
+            with zipfile.ZipFile(io.BytesIO(data)) as archive:
+                self.contents = {name: archive.read(name) for name in self.FILES}
+            source, target, *described = self.contents.values()
+            ids, facts = map(parse_json, described)
+            pad, eos, unknown = (ids[name] for name in self.PAD_EOS_UNKNOWN)
+            names = {number: name for name, number in ids.items()}
+            if sorted(names) != [*range(len(ids))]:
+                raise ValueError("the ids of its pieces are not 0, 1, 2 ...")
+            # The id that the model has for each of ours.
+            self.marian_ids = [pad, eos, *sorted({*names} - {pad, eos})]
+            self.pieces = [names[i] for i in self.marian_ids]
+            self._source, self._target = (
+                sentencepiece.SentencePieceProcessor(model_proto=model)
+                for model in (source, target)
+            )
+        except Exception as error:  # of zipfile, of sentencepiece, of Python
+            what = ", ".join(self.FILES)
+            raise DataError(
+                f"{path} is not the vocabulary of a Marian model ({what}): {one_line(error)}"
+            ) from error
+        self.languages = facts.get("source_lang") or "", facts.get("target_lang") or ""
+        self.size, self.unknown = len(self.pieces), self.pieces.index(self.PAD_EOS_UNKNOWN[2])
+        self._ids = {name: i for i, name in enumerate(self.pieces)}
+
+    def encode(self, text: str) -> list[int]:
+        return self._encode(self._source, text)
+
+    def encode_target(self, text: str) -> list[int]:
+        return self._encode(self._target, text)
+
+    def _encode(self, model: Any, text: str) -> list[int]:
+        code = match[0] if (match := re.match(">>.*?<<", text)) else ""
+        pieces = [code] * bool(code) + model.encode(text.removeprefix(code), out_type=str)
+        unknown = self.unknown
+        return [i if (i := self._ids.get(piece, unknown)) > EOS else unknown for piece in pieces]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        pieces = [self.pieces[i] for i in _sentence(ids) if i < self.size]
+        return self._target.decode_pieces(pieces).replace("\u2581", " ").strip()
+
+
+def marian_archive(folder: str) -> bytes:
+    """The file of a `Marian` vocabulary from the folder of a model, local or gs://.
+
+    Equal files give equal bytes. DataError if the folder is of another form.
+    """
+    content = {}
+    try:
+        for name in Marian.FILES:
+            file = epath.Path(folder) / name
+            content[name] = file.read_bytes() if name != Marian.FILES[3] or file.exists() else b"{}"
+        ids, facts = (parse_json(content[name]) for name in Marian.FILES[2:])
+        if facts.get("separate_vocabs"):
+            raise ValueError("its source and its target have a list of pieces each")
+        pieces = dict(sorted(ids.items(), key=lambda item: item[1]))
+    except Exception as error:  # gs:// raises TensorFlow's classes
+        raise DataError(
+            f"{folder} has no vocabulary of a Marian model: {one_line(error)}"
+        ) from error
+    languages = {key: facts.get(key) or "" for key in ("source_lang", "target_lang")}
+    for name, value in zip(Marian.FILES[2:], (pieces, languages), strict=True):
+        content[name] = json.dumps(value, ensure_ascii=False, indent=0).encode()
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        for name, data in content.items():  # with the oldest time there is
+            file.writestr(zipfile.ZipInfo(name), data)
+    return archive.getvalue()
+
+
 class Words(Vocabulary):
     """A `Vocabulary` of byte pair encoding (BPE): words and their parts in a file of subword-nmt.
 
@@ -178,7 +276,12 @@ class Words(Vocabulary):
 
 
 def load_vocabulary(path: str) -> Vocabulary:
-    """Loads a vocabulary file, local or gs://; its content says of which kind it is."""
+    """Loads a vocabulary file, local or gs://; its content says of which kind it is.
+
+    "vocab.json" stands for the files of a Marian model in its folder.
+    """
+    if os.path.basename(path) == Marian.FILES[2]:
+        return Marian(marian_archive(os.path.dirname(path)), path)
     try:
         data = epath.Path(path).read_bytes()
     except Exception as error:  # gs:// raises TensorFlow's classes
@@ -192,6 +295,8 @@ def parse_vocabulary(data: bytes, path: str) -> Vocabulary:
     reserved = RESERVED[0].encode()
     if data.lstrip(b"'\"").startswith(reserved) and not _BPE_START.match(data):
         return Subwords(data, path)
+    if data.startswith(b"PK\x03\x04"):
+        return Marian(data, path)
     if data.startswith(b"\n"):  # the first piece of a sentencepiece model
         return SentencePiece(data, path)
     try:

@@ -23,7 +23,8 @@ class Request:
 
     sources: Sequence[str]
     model: str  # a workdir or a checkpoint; or a file or folder of another library's weights
-    recipe: Any  # for such weights, a config with the keys that they do not say; else None
+    # Such weights -> a config with the keys that they do not say; None where they are no choice.
+    recipe: Callable[[str], Any] | None
     keys: Mapping[str, str]  # of the config, for such weights
     checkpoint: str
     format: str  # "" if no format was given

@@ -25,6 +25,7 @@ MASK_RCNN = "https://download.pytorch.org/models/maskrcnn_resnet50_fpn_coco-bf2d
 NAMES = ("hf-hub:", "https://")  # with these begin the names that `fetch` downloads
 PUBLISHED = ("model.safetensors", "pytorch_model.bin")  # a model's weights, by their file names
 BESIDE = ("config.json", "preprocessor_config.json", "input_spec.json")
+TRANSLATOR = ("source.spm", "target.spm", "vocab.json", "tokenizer_config.json")  # of Marian
 _SUFFIXES = (".safetensors", ".bin", ".pth", ".pt", ".pth.tar")
 _MODEL = re.compile(r"hf-hub:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 _FILE = re.compile(r"https?://.*/([^/]+-([0-9a-f]{8,64})\.(?:pth|pt|bin|safetensors))")
@@ -85,7 +86,7 @@ def fetch(name: str, source: str = "") -> tuple[str, str]:
             return name, str(path)
         assert model is not None
         for weights in PUBLISHED:
-            wanted = [*BESIDE, "labels.txt", weights]
+            wanted = [*BESIDE, *TRANSLATOR, "labels.txt", weights]
             folder = hub.snapshot_download(model[1], revision=model[2], allow_patterns=wanted)
             if (path := pathlib.Path(folder, weights)).exists():
                 return f"hf-hub:{model[1]}@{path.parent.name}", str(path)

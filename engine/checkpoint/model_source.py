@@ -137,7 +137,7 @@ def load(
     path: str,
     checkpoint: str = "latest",
     flag: str = "--workdir",
-    recipe: Any = None,
+    recipe: Callable[[str], Any] | None = None,
     keys: Mapping[str, Any] | None = None,
     quiet: bool = False,
 ) -> Model:
@@ -147,7 +147,7 @@ def load(
       path: of the flag `flag`, checked by `locations.check_path`; without a `recipe` it can only
         mean a checkpoint.
       checkpoint: which one of a workdir: "latest", "best" (in the run's evaluations) or a step.
-      recipe: a config for the keys that another library's weights do not decide.
+      recipe: file of another library's weights -> a config for the keys that they do not decide.
       keys: values that the user has given to some of its keys.
       quiet: whether the log has no note of what such weights do not say, and what is assumed.
     """
@@ -166,16 +166,17 @@ def load(
 
         source = f"{checkpoints.directory}/{step}"
         return Model(source, step, config_of(manifest).lock(), manifest, read)
-    config, keys = ml_collections.ConfigDict(recipe), keys or {}
+    config, keys = ml_collections.ConfigDict(recipe(file)), keys or {}
     config.update(keys)
     values, remarks = benchmarks.adopted_values(config, file, keys, whole=True)
     with config.unlocked():
         config.update(values)
+        config.data_dir = config.data_dir or os.path.dirname(file)  # a vocabulary may be there
     for note in () if quiet else remarks:
         _log.info("NOTE %s", note)
     imported = benchmarks.load(config.lock(), "").uses.read_foreign(file)
     assert imported is not None  # `adopted_values` refuses what the benchmark cannot read
-    if "head" not in imported.params:
+    if config.benchmark == "resnet" and "head" not in imported.params:
         raise CheckpointError(f"{flag}={path} has no classifier; --config.init_from takes it")
     if checkpoint != "latest":
         raise ConfigError(

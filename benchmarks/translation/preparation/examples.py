@@ -88,6 +88,7 @@ def make(args: argparse.Namespace, source: TextInput) -> dict[str, Any]:
         "format": 1,
         "kind": "translation",
         "length": args.length,
+        "languages": source.languages if any(source.languages) else vocabulary.languages,
         "vocabulary": {
             "file": vocabularies.FILES[vocabulary.kind],
             "kind": vocabulary.kind,
@@ -240,7 +241,8 @@ def make_shard(
 
 def encode(pair: Pair, vocabulary: Vocabulary) -> list[list[int]]:
     """The ids of both sides of a pair, with EOS."""
-    return [[*vocabulary.encode(side.strip()), EOS] for side in pair]
+    source, target = map(str.strip, pair)
+    return [[*vocabulary.encode(source), EOS], [*vocabulary.encode_target(target), EOS]]
 
 
 def _permutation(size: int, *key: int) -> list[int]:

@@ -3,14 +3,17 @@
 import argparse
 import collections
 import hashlib
+import os
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.translation.preparation import languages
 from benchmarks.translation.preparation.text_formats import Corpus, Lines
-from benchmarks.translation.vocabulary import Vocabulary, Words, load_vocabulary
+from benchmarks.translation.vocabulary import Marian, Vocabulary, Words, load_vocabulary
+from common import foreign
 from common.data import storage
 from common.errors import DataError, UserError
 from common.preparation.sources import SourceError
@@ -38,7 +41,14 @@ def _find_texts(argument: str) -> list[str]:
 
 
 def _load(path: str) -> Vocabulary:
-    """A vocabulary for plain text, from a file; DataError if it is for other text."""
+    """A vocabulary for plain text, from a file or a Marian model's folder or name on the hub.
+
+    DataError if it is for other text.
+    """
+    if path.startswith(foreign.NAMES):
+        path = os.path.dirname(foreign.fetch(path, "--vocabulary")[1])
+    if tensorflow().io.gfile.isdir(path):
+        path = os.path.join(path, Marian.FILES[2])
     vocabulary = load_vocabulary(path)
     if isinstance(vocabulary, Words):
         raise DataError(
@@ -59,6 +69,7 @@ class Pairs(NamedTuple):
 class TextInput:
     """The files of text that the arguments name.
 
+    `languages` are the tags of both sides, "" where unknown.
     `vocabulary` is None if it is to be built. `size` is the number of bytes of training text.
     `settings` are the arguments that change the records, beside those of every preparation.
     """
@@ -78,6 +89,10 @@ class TextInput:
             self._paths += each if isinstance(each, Lines) else [each.path]
         self.size = sum(storage.sizes(self._paths))
         self._clean, self._max_ratio = args.clean, args.max_ratio
+        first = self._inputs["train"][0]
+        names = first.names if isinstance(first, Corpus) else map(languages.of_path, first)
+        tags = [asked or languages.code(name) for asked, name in zip(wanted, names, strict=True)]
+        self.languages = ["" if tag in ("source", "target") else tag for tag in tags]
         self.settings: dict[str, Any] = {}
         if args.clean or args.max_ratio:
             self.settings = {"clean": args.clean, "max_ratio": args.max_ratio}

@@ -25,6 +25,7 @@ ROW_LENGTH, EVAL_LENGTHS = 256, (32, 64, 128)
 # from the second on, about a million, the recipe is that of WMT, which has 145 million.
 _FEW, _MANY = 1_300_000, 25_600_000
 _TINY = 1000  # fewer training pairs are worth a warning
+_PUBLISHED = 200_000  # below so many pairs, a published model is a better beginning
 _STEPS = 2500  # training steps, in 10 to 100 epochs; small text has twice as many
 _LEFT_OUT = {
     "fuzzy": "that are fuzzy or not final",
@@ -58,7 +59,7 @@ def parse(parser: cli.Parser, argv: Sequence[str]) -> argparse.Namespace:
     add("--eval_source", **utf8, metavar="FILES", help="text to evaluate on")
     add("--eval_target", **utf8, metavar="FILES", help="its reference translations")
     arguments.add_out(parser)
-    vocabulary = "vocab.*.subwords of tensor2tensor, or of sentencepiece"
+    vocabulary = "of tensor2tensor or sentencepiece, or a model of OPUS-MT: folder or hf-hub:NAME"
     add("--vocabulary", **utf8, metavar="FILE", help=vocabulary)
     size = "subwords (32768; below 33 MB of text one for each 1,000 characters)"
     add("--vocabulary_size", type=sized, metavar="N", help=size)
@@ -162,6 +163,8 @@ def _last_line(out: str, content: dict[str, Any]) -> str:
     splits = content["splits"]
     size = sum(split["bytes"] for split in splits.values())
     pairs = [splits[name]["pairs"] for name in ("train", "eval")]
+    if splits["train"]["pairs"] < _PUBLISHED and content["vocabulary"]["kind"] != "marian":
+        _name_published(out, content)
     recipe, flags = _schedule(splits["train"]["examples"], content["length"])
     if content["length"] != ROW_LENGTH:
         flags.append(f"--config.row_length={content['length']}")
@@ -170,6 +173,27 @@ def _last_line(out: str, content: dict[str, Any]) -> str:
         f"{pairs[0]:,} train and {pairs[1]:,} eval pairs are in {out} ({size / 1e6:,.0f} MB); "
         f"train on them: {arguments.train_command(recipe, out, *flags)}"
     )
+
+
+def _name_published(out: str, content: dict[str, Any]) -> None:
+    """Prints how to begin with a model of OPUS-MT, if both languages are known."""
+    tags = [tag.partition("-")[0] for tag in content["languages"]]
+    if not all(tags):
+        return
+    model, folder = f"hf-hub:Helsinki-NLP/opus-mt-{'-'.join(tags)}", f"{out.rstrip('/')}_opus"
+    keys = [f"--config.init_from={model}", *_eval_lengths(content)]
+    rows = content["splits"]["train"]["examples"]
+    keys += [f"--config.train_batch_size={size}"] if (size := _batch(32, rows)) < 32 else []
+    print(
+        f"so few pairs teach more to a model that knows {' and '.join(tags)} (if the hub has "
+        f"{model}): prepare them with --vocabulary={model} --out={folder}, then "
+        f"{arguments.train_command('finetune.py:opus_mt', folder, *keys)}"
+    )
+
+
+def _batch(most: int, rows: int) -> int:
+    """A power of 2 that is at most a quarter of the rows."""
+    return 1 << (min(most, rows // 4) or 1).bit_length() - 1
 
 
 def _eval_lengths(content: dict[str, Any]) -> list[str]:
@@ -185,7 +209,7 @@ def _schedule(rows: int, length: int) -> tuple[str, list[str]]:
         return "transformer", []
     is_small = rows * length < _FEW
     positions = 4096 if is_small else 16384
-    batch = 1 << (min(positions // length, rows // 4) or 1).bit_length() - 1
+    batch = _batch(positions // length, rows)
     steps = _STEPS * (2 if is_small else 1)
     epochs = min(100, max(10, 10 * round(steps * batch / rows / 10)))
     flags = [] if is_small else ["--config.width=256", "--config.mlp_width=1024"]

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from benchmarks.translation.vocabulary import (
     ESCAPE_CHARACTERS,
     RESERVED,
+    Marian,
     Vocabulary,
     cut_token,
     escape_token,
@@ -23,7 +24,8 @@ from common.errors import UserError
 from common.preparation import writing
 from common.tensorflow import tensorflow
 
-FILES = {"subwords": "vocab.subwords", "sentencepiece": "vocab.model"}  # names in OUT, by kind
+# Names in OUT, by kind.
+FILES = {"subwords": "vocab.subwords", "sentencepiece": "vocab.model", "marian": Marian.NAME}
 _FACTS = "vocabulary.json"
 _ROUNDS = 4  # rounds of refinement, as in tensor2tensor
 _MOST_COUNT = 1000  # the largest minimum count that the search for a size tries

@@ -7,7 +7,7 @@ two largest parts with their gradients, `finished_beams` the beam search, `mlper
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import jax
@@ -18,17 +18,21 @@ from benchmarks.base import Benchmark, HostBatch, Model, Terms
 from benchmarks.records import RecordBenchmark, RecordFiles
 from benchmarks.translation import evaluation, translator
 from benchmarks.translation.schema import FEATURES
-from benchmarks.translation.transformer import finished_beams, losses, models, records
+from benchmarks.translation.transformer import finished_beams, losses, marian, models, records
 from benchmarks.translation.translator import Length, Translator
 from benchmarks.translation.use import TranslatorUses
 from benchmarks.translation.vocabulary import EOS
+from benchmarks.uses import Imported
 from common.data import files
 from common.errors import ConfigError, DataError
 from common.keys import Count, read_config
 
 # Packed rows of Google's v0.6 files; newstest2014; subwords of Google's file.
 WMT = {"train": 566_340, "eval": 3_003, "vocabulary": 33_708}
-MODEL = Model(keys=("num_layers", "width", "mlp_width", "num_heads"))
+MODEL = Model(
+    keys=("num_layers", "width", "mlp_width", "num_heads", "variant", "activation"),
+    foreign_settings=marian.foreign_settings,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,11 +141,15 @@ class Transformer(Translator, RecordBenchmark[records.Records]):
         if not self.eval_text[0]:
             return self.source("eval").read_all()
         source, reference = self.eval_text
-        return self._encoded(source, self.settings.eval_lengths[-1]), self._encoded(reference)
+        most, vocabulary = self.settings.eval_lengths[-1], self.vocabulary
+        sources = self._encoded(source, vocabulary.encode, most)
+        return sources, self._encoded(reference, vocabulary.encode_target)
 
-    def _encoded(self, path: str, most: int | None = None) -> np.ndarray:
+    def _encoded(
+        self, path: str, encode: Callable[[str], list[int]], most: int | None = None
+    ) -> np.ndarray:
         """The lines of a file, of `most` tokens at most, as int32[n, length] with EOS and zeros."""
-        lines = [[*self.vocabulary.encode(line), EOS] for line in evaluation.read_lines(path)]
+        lines = [[*encode(line), EOS] for line in evaluation.read_lines(path)]
         size = max(map(len, lines))
         if most and size > most:
             number = 1 + [*map(len, lines)].index(size)
@@ -222,6 +230,8 @@ class Transformer(Translator, RecordBenchmark[records.Records]):
         lengths = jnp.sum(inputs > 0, axis=1)
         limit = jnp.where(lengths > 0, lengths + settings.extra_length, 0)
         rules = self.search_rules(inputs.shape[1] + settings.extra_length, top)
+        if settings.variant == "marian":
+            rules = rules._replace(offset=0)
         run = functools.partial(self.network.apply, {"params": params})
         memory: Any = run(inputs, method="encode")
         step = functools.partial(run, memory=memory, method="step")
@@ -230,7 +240,14 @@ class Transformer(Translator, RecordBenchmark[records.Records]):
 
     @property
     def uses(self) -> TranslatorUses:
-        return TranslatorUses(self)
+        return _Uses(self)
+
+
+class _Uses(TranslatorUses):
+    """The uses of a Transformer, which can begin with the weights of OPUS-MT."""
+
+    def read_foreign(self, file: str) -> Imported:
+        return marian.read(self._benchmark, file)
 
 
 def make(config: Any, cache_dir: str) -> Transformer:

@@ -65,7 +65,7 @@ def positional_encoding(length: int, width: int, ends_at_slowest: bool = True) -
     """Sinusoids float32[length, width]: sin(p w) of all frequencies, then cos(p w).
 
     The frequencies are w_i = 10000^(-i / (width / 2 - 1)), from 1 to 1/10000 (Vaswani et al. 2017,
-    section 3.5, as tensor2tensor lays them out); or 10000^(-i / (width / 2)), as the paper has them.
+    section 3.5, as tensor2tensor lays them out), or 10000^(-i / (width / 2)), as in the paper.
     """
     half = width // 2
     frequency = 10000.0 ** (-np.arange(half) / max(half - ends_at_slowest, 1))
@@ -232,7 +232,7 @@ def _softmax(scores: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 class FeedForward(nn.Module):
-    """The feed-forward sub-layer (MLP): two dense layers with biases, an activation between them."""
+    """The feed-forward sub-layer (MLP): two dense layers with biases around an activation."""
 
     hidden: int
     rate: float
