@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
+from benchmarks.uses import Sentences
 from commands.predict.model import Request
 from commands.predict.outputs import Row, save, say
 from commands.predict.sources import Line, check_apart, refusing
@@ -60,15 +61,15 @@ class Document(NamedTuple):
     content: Callable[[], bytes]
 
 
-def read(request: Request, every: bool, n_best: int, languages: tuple[str, str]) -> Document | None:
+def read(request: Request, every: bool, n_best: int, uses: Sentences) -> Document | None:
     """The document among the sources of a request; None if these are lines.
 
-    With `every` translated messages are to be translated, too. `languages` are the model's.
+    With `every` translated messages are to be translated, too.
     UserError for a file that cannot be read, another --out, or other languages than the model's.
     """
     ends = {each: os.path.splitext(each.lower())[1] for each in (*request.sources, request.out)}
-    are_files = (each for each in request.sources if " " not in each or os.path.exists(each))
-    path = next((each for each in are_files if ends[each] in _FORMS), "")
+    named = (each for each in request.sources if ends[each] in _FORMS)
+    path = next((each for each in named if " " not in each or epath.Path(each).exists()), "")
     if not path:
         if every:
             raise ConfigError(f"--all goes with a document: {', '.join(_FORMS)}")
@@ -84,7 +85,7 @@ def read(request: Request, every: bool, n_best: int, languages: tuple[str, str])
         limits.check_file(path)
         limits.check_size(path, epath.Path(path).stat().length, limits.TEXT_BYTES)
         data = epath.Path(path).read_bytes()
-    return (_catalog if form == "po" else _xml)(path, data, every, languages)
+    return (_catalog if form == "po" else _xml)(path, data, every, uses.languages)
 
 
 def lines(document: Document) -> Iterator[Line]:

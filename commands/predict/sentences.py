@@ -41,7 +41,7 @@ def run(request: Request, options: Options, model: model_source.Model) -> int:
     started = time.monotonic()
     sources = request.sources or ["-"]
     assert isinstance(uses := model.benchmark.uses, Sentences)
-    document = documents.read(request, options.all, options.n_best, uses.languages)
+    document = documents.read(request, options.all, options.n_best, uses)
     lines = (
         documents.lines(document) if document else read_lines(sources, "a sentence", request.out)
     )

@@ -4,6 +4,8 @@ import pathlib
 import re
 import shutil
 import subprocess
+import types
+from typing import Any
 
 import polib
 import pytest
@@ -63,7 +65,8 @@ def translate(tmp_path, name, content, languages=("en", "de"), every=False, answ
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     out, seen = tmp_path / f"out.{name}".replace(".pot", ".po"), []
     request = Request([str(tmp_path / name)], "", None, {}, "", "text", str(out), 8, False, {})
-    document = documents.read(request, every, 1, languages)
+    uses: Any = types.SimpleNamespace(languages=languages)
+    document = documents.read(request, every, 1, uses)
     assert document
 
     def rows():
