@@ -97,7 +97,7 @@ def lines(document: Document) -> Iterator[Line]:
 def write(document: Document, rows: Iterator[Row], out: str) -> None:
     """Writes the document with the translations in the rows of its `lines`, and counts them.
 
-    A text of which a line has an error stays untranslated.
+    A text whose translation is empty, or of which a line has an error, stays untranslated.
     """
     done = faults = 0
     for unit in document.units:
@@ -107,6 +107,9 @@ def write(document: Document, rows: Iterator[Row], out: str) -> None:
             continue
         found = ((part, row.content["translations"] if row else ()) for part, row in parts)
         text = "".join(every[0]["text"] if every else part for part, every in found)
+        if not text.strip():
+            say(f"{unit.place}: the model's translation is empty")
+            continue
         wrong = [why for row in answers if (why := row.content.get("placeholders"))]
         unit.write(text, wrong)
         done, faults = done + 1, faults + bool(wrong)
