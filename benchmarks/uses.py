@@ -281,6 +281,10 @@ class Sentences(Uses, abc.ABC):
     def text(self, tokens: np.ndarray) -> str:
         """The text of a translation int32[n], in one line."""
 
+    def plain(self, text: str) -> str:
+        """A sentence as people write it, if `encode` takes tokenized ones."""
+        return text
+
     def is_cut(self, tokens: np.ndarray) -> bool:
         """Whether a translation int32[n] reached the greatest length before its end."""
         return False

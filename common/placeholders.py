@@ -8,45 +8,47 @@ r"""The placeholders of a text: what a translation must keep, such as `%s`, `{na
 | Mustache, Jinja, Angular | `{{ x }}` `{% if x %}` | all of it but blanks |
 | ICU | `{n, plural, one {#} other {#}}` | `{n, plural}`, and what any of its branches has |
 | tags | `<b>` `</b>` `<br />` `<a href="%s">` | the name, and what its values have |
-| entities | `&amp;` `&#160;` | all of it |
+| entities | `&amp;` `&#160;` `&nbsp;`, but no letters, quotes and dashes | all of it |
 
 What people write is none: `50% of`, `100%ige`, Turkish `%50`, `$5`, `a < b`, `<file>`, `AT&T`.
 """
 
+import html
 import itertools
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
 _SHOWN, _WIDTH = 4, 40  # placeholders in a phrase, and characters of each
-_DEPTH = 10  # of ICU messages in each other
-_PRINTF = r"(?!-[^\d*])[-+#0']*(?:\d+|\*)?(?:\.(?:\d+|\*)?)?(?:hh?|ll?|[Lqjzt]|I64)?"
+_DEPTH, _LONGEST = 10, 10_000  # ICU messages in each other, and characters between braces
+_PRINTF = r"(?!-[^\d*])[-+#0'I]*(?:\d+|\*)?(?:\.(?:\d+|\*)?)?(?:hh?|ll?|[Lqjzt]|I64)?"
 _PRINTF = rf"(?:{_PRINTF}[diouxXeEfFgGaAcCsSpnmr@]|<PRI\w+>)"
 _KINDS = rf"""
-    (?P<url>https?://[^\s<>"'{{}}%]*(?:%[0-9A-Fa-f]{{2}}[^\s<>"'{{}}%]*)+)
-    |(?P<whole>%%|%(?:\([^()%]+\)|\d+\$){_PRINTF}|%[A-Za-z_][\w.]{{2,}}%(?![\w%(])|%L?n\b
-        |(?<!\d)%{_PRINTF}|%{_PRINTF}(?![^\W\d_])|\$[A-Za-z_]\w+\$
-        |&(?:\#\d+|\#[xX][0-9A-Fa-f]+|[A-Za-z][A-Za-z0-9]+);)
-    |(?P<brace>(?<!\\)[$%\#]?\{{)
-    |<(?P<end>/?)(?P<tag>\w[\w:-]*)(?P<values>(?:\s+[\w:.-]+\s*=\s*(?:"[^"]*"|'[^']*'|[^\s<>]+))*)
-        \s*(?P<empty>/?)>
+    (?P<url>https?://[^\s<>"'{{}}%]{{0,500}}(?:%[0-9A-Fa-f]{{2}}[^\s<>"'{{}}%]*)+)
+    |%%|%\([^()%]+\){_PRINTF}|%[A-Za-z_][\w.]{{2,}}%(?![A-Za-z0-9_%(])|(?<!\d)%[A-Z_]{{4,}}|%Ln
+    |(?P<printf>%\d+\${_PRINTF}|(?<!\d)%{_PRINTF}|%{_PRINTF}(?![^\W\d_]))
+    |\$[A-Za-z_]\w+\$|\$\(\w+\)|\$\[\w+\]
+    |(?P<entity>&(?:\#\d+|\#[xX][0-9A-Fa-f]+|[A-Za-z][A-Za-z0-9]+);)
+    |(?P<brace>(?<!\\)(?:[$%](?=\{{[^\W\d]))?\{{)
+    |<(?P<end>/?)(?P<tag>\w[\w:-]*)
+        (?P<values>(?:\s+[\w:.-]+\s*=\s*(?>"[^"<]*"|'[^'<]*'|[^\s<>]+))*)\s*(?P<empty>/?)>
 """
-_PATTERNS = {
+_PATTERNS = {  # by whether the text is Qt's
     False: re.compile(_KINDS, re.VERBOSE),
-    True: re.compile(rf"(?P<qt>%L?\d{{1,2}}(?![\d$]))|{_KINDS}", re.VERBOSE),
+    True: re.compile(rf"%L?\d{{1,2}}(?![\d$])|{_KINDS.replace('|%%|', '|')}", re.VERBOSE),
 }
-_IS_QT = re.compile(r"%L?1(?![\d$.])")
-# Tags of HTML, which count without an end.
-_HTML = (
-    "a abbr b big blockquote br button cite code dd div dl dt em font h1 h2 h3 h4 h5 h6 hr i img "
-    "input kbd label li ol p pre q s samp small span strike strong sub sup table td th tr tt u ul "
-    "var wbr"
-)
-_HTML = frozenset(_HTML.split())
+_IS_QT = re.compile(r"%L?1(?![\d$]|\.\d)")
+_IS_DATE = re.compile(r"%[-_]?[BHMRTYbky](?![A-Za-z])|%-?[Il](?![\w'])")
+_DIGITS = re.compile("'|(?<!R)I(?!64)")  # of printf: group the digits, or are those of the language
+_FREE = {"&nbsp;", "&#160;", "&#8239;", "&thinsp;", "&shy;"}  # a translation may have more
+_ALONE = {"b", "br", "em", "hr", "i", "img", "li", "p", "qt", "strong", "u", "wbr"}  # need no end
+_ENDS = re.compile(r"</(\w[\w:-]*)\s*>")
 _BRACES, _BLANKS = re.compile("[{}]"), re.compile(r"\s*([{}%|,:])\s*")
+_PLURAL = re.compile(r"({{[A-Z]{4,}:[^|]*)\|.*", re.DOTALL)  # MediaWiki translates what follows
 # A field of Python or .NET: a number or a name, its parts, conversion, alignment and format.
 _FIELD = re.compile(
-    r"\s*(?:\d*|[^\W\d]\w*)(?:\.\w+|-\w+|\[[^][{}]+\])*(?:![rsa])?(?:,\s?-?\d+)?"
+    r"\s*(?:\d*|[$@#/-]?[^\W\d]\w*)(?:\.\w+|-\w+|\[[^][{}]+\])*(?:![rsa])?(?:,\s?-?\d+)?"
     r"(?::\S*|(?<=\d):[^{}]*)?\s*"
 )
 _ICU = re.compile(
@@ -54,8 +56,8 @@ _ICU = re.compile(
     r"\s*(?:,\s*(?:offset:\d+)?|$)"
 )
 _BRANCH = re.compile(r"\s*([\w-]+|=\d+)\s*(?={)")
-_PLURALS = re.compile(r"zero|one|two|few|many|other|=\d+")
-_UNNUMBERED = re.compile(r"(%)([^%(<{\d]\S*|\d+[^\d$]\S*)|({)((?:[!:,].*)?})", re.DOTALL)
+_COUNTS = re.compile(r"zero|one|two|few|many|other|=\d+")
+_UNNUMBERED = re.compile(r"(%)([^%({\d]\S*|\d+[^\d$]\S*)|({)((?:[!:,].*)?})", re.DOTALL)
 
 
 def find(text: str) -> Counter[str]:
@@ -71,11 +73,13 @@ def difference(source: str, translation: str) -> str:
     """
     if not (_may_have(source) or _may_have(translation)) or source == translation:
         return ""
-    first, second = [*_all(source)], [*_all(translation)]
+    first = [*_all(source)]
+    second = [*_all(translation, is_qt=bool(_IS_QT.search(source)))]
     then, now = Counter(first), Counter(second)
     if then == now or Counter(_numbered(first)) == Counter(_numbered(second)):
         return ""
-    parts = (("lacks", then - now), ("adds", now - then))
+    more = Counter({name: n for name, n in (now - then).items() if name not in _FREE})
+    parts = (("lacks", then - now), ("adds", more))
     return ", ".join(f"{verb} {_phrase(counts)}" for verb, counts in parts if counts)
 
 
@@ -103,26 +107,34 @@ def _numbered(every: Iterable[str]) -> Iterator[str]:
             yield f"{{{next(numbers['{'])}{match[4]}"
 
 
-def _all(text: str, depth: int = 0) -> Iterator[str]:
+def _all(text: str, depth: int = 0, is_qt: bool = False) -> Iterator[str]:
     """The placeholders of a text in their order."""
     if not _may_have(text):
         return
-    pattern, position = _PATTERNS[bool(_IS_QT.search(text))], 0
+    is_qt = is_qt or bool(_IS_QT.search(text))
+    pattern, position = _PATTERNS[is_qt], 0
+    is_date, closed = _IS_DATE.search(text), {*map(str.lower, _ENDS.findall(text))}
     ends = _ends(text)
     while match := pattern.search(text, position):
         position = match.end()
         if match["brace"]:
-            inner = [] if position - 1 not in ends else _in_braces(text, match, ends, depth)
-            if inner:
+            if inner := _in_braces(text, match, ends, depth):
                 position = ends[position - 1]
                 yield from inner
         elif name := match["tag"]:
-            name = name.lower()
-            is_tag = name in _HTML or match["end"] or match["empty"] or match["values"]
-            if is_tag or f"</{name}>" in text.lower():
-                is_open = name in _HTML or not match["empty"]  # <br/> is <br>
-                yield f"<{match['end']}{name}{'' if is_open else '/'}>"
-                yield from _all(match["values"], depth)
+            name, values = name.lower(), match["values"]
+            # Else it is a word for something, such as <file>, which may be translated.
+            if match["end"] or match["empty"] or values or name in _ALONE or name in closed:
+                is_empty = match["empty"] and name not in _ALONE  # <br/> is <br>
+                yield f"<{match['end']}{name}{'/' * bool(is_empty)}>"
+                yield from _all(values, depth, is_qt)
+        elif match["printf"]:
+            if not is_date:  # languages have other fields in it
+                yield _DIGITS.sub("", match[0])
+        elif match["entity"]:
+            text_of = html.unescape(match[0])  # languages have other letters and punctuation
+            if text_of[1:] or text_of in "&<>" or unicodedata.category(text_of)[0] not in "LP":
+                yield match[0]
         elif not match["url"]:
             yield match[0]
 
@@ -141,32 +153,31 @@ def _ends(text: str) -> dict[int, int]:
 def _in_braces(text: str, match: re.Match[str], ends: dict[int, int], depth: int) -> list[str]:
     """The placeholders that the braces at a match are; [] if they are none."""
     begin = match.end() - 1
-    end = ends[begin]
-    inner, whole = text[begin + 1 : end - 1], _BLANKS.sub(r"\1", text[match.start() : end])
-    if inner[:1] + inner[-1:] in ("{}", "%%") or len(match[0]) > 1:
-        # MediaWiki translates what follows {{PLURAL:$1|
-        return [re.sub(r"^({{[A-Z]{4,}:[^|]*)\|.*", r"\1}}", whole, flags=re.DOTALL)]
-    if _FIELD.fullmatch(inner):
-        return [whole]
+    end = ends.get(begin, 0)
+    if not 0 < end - begin < _LONGEST:
+        return []
+    inner, whole = text[begin + 1 : end - 1], text[match.start() : end]
+    if ends.get(begin + 1) == end - 1 or inner[:1] == inner[-1:] == "%":
+        return [_PLURAL.sub(r"\1}}", _BLANKS.sub(r"\1", whole))]
+    if len(match[0]) > 1 or _FIELD.fullmatch(inner):
+        return [whole]  # Python takes no blanks
     if not (icu := _ICU.match(inner)) or depth == _DEPTH:
         return []
     head, position = f"{{{icu[1]}, {icu[2]}", begin + 1 + icu.end()
     if icu[2] not in ("plural", "selectordinal", "select"):
         return [f"{head}}}"]
-    branches: dict[str, Counter[str]] = {}
+    branches = {}
     while branch := _BRANCH.match(text, position):
         position = ends[branch.end()]
-        content = text[branch.end() + 1 : position - 1]
-        branches[branch[1]] = Counter(_all(content, depth + 1))
-        if icu[2] != "select":
-            branches[branch[1]]["#"] = int("#" in content)
+        branches[branch[1]] = text[branch.end() + 1 : position - 1]
     if text[position : end - 1].strip() or "other" not in branches:
         return []
     if icu[2] == "select":  # its words are the program's
         head += f", {' '.join(sorted(branches))}"
-    elif not all(map(_PLURALS.fullmatch, branches)):
+    elif not all(map(_COUNTS.fullmatch, branches)):
         return []
-    most: Counter[str] = Counter()
-    for counts in branches.values():
-        most |= counts  # languages have other branches, so the most of one counts
+    most: Counter[str] = Counter()  # languages have other branches, so the most of one counts
+    for content in branches.values():
+        most |= Counter(_all(content, depth + 1))
+        most["#"] |= int(icu[2] != "select" and "#" in content)
     return [f"{head}}}", *most.elements()]

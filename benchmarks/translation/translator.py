@@ -25,6 +25,7 @@ from benchmarks.translation.vocabulary import EOS, Vocabulary, load_vocabulary
 from common.data import files
 from common.errors import ConfigError, DataError
 from common.keys import Count, Seed, Share
+from common.placeholders import difference, find
 
 _log = logging.getLogger("tpu_suite")
 
@@ -316,10 +317,25 @@ class Translator(Benchmark):
             f"{settings.data_dir}, or see config.eval_references"
         ]
 
+    @functools.cached_property
+    def sources(self) -> list[str]:
+        """The sentences to evaluate as text; tokenized ones are joined."""
+        if path := self.eval_text[0]:
+            return evaluation.read_lines(path)
+        return [self.vocabulary.decode(ids) for ids in self.eval_pairs[0].tolist()]
+
+    @functools.cached_property
+    def _with_placeholders(self) -> list[int]:
+        """The sentences that have placeholders, and the same ones in the reference."""
+        pairs = enumerate(zip(self.sources, self.references, strict=True))
+        return [i for i, pair in pairs if find(pair[0]) and not difference(*pair)]
+
     @property
     def score_names(self) -> tuple[str, ...]:
         others = () if self.settings.stop_at_target else ("chrF",)
-        return "BLEU", *others, "exact", *(f"precision_{n}" for n in range(1, 5))
+        may = not hasattr(self, "references") or self._with_placeholders  # a run has open data
+        kept = ("placeholders_kept",) if may else ()
+        return "BLEU", *others, "exact", *kept, *(f"precision_{n}" for n in range(1, 5))
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         """BLEU as a fraction; with chrF unless a target of text with blanks stops the run."""
@@ -331,7 +347,11 @@ class Translator(Benchmark):
 
     def _scores(self, rows: Any, others: Sequence[str]) -> dict[str, float]:
         lines = self.translations(rows), self.references
-        return evaluation.bleu(*lines) | evaluation.chrf_and_ter(*lines, others)
+        scores = evaluation.bleu(*lines) | evaluation.chrf_and_ter(*lines, others)
+        if numbers := self._with_placeholders:
+            kept = sum(not difference(self.sources[i], lines[0][i]) for i in numbers)
+            scores["placeholders_kept"] = kept / len(numbers)
+        return scores
 
     def group_scores(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, tuple[float, int]]:
         """BLEU by the tokens of the source without EOS, in thirds of the sentences."""
@@ -345,7 +365,7 @@ class Translator(Benchmark):
         return scores
 
     def headline(self, scores: Mapping[str, float]) -> Mapping[str, float]:
-        shown = ("BLEU", "chrF", "TER", "exact", "length_ratio")
+        shown = ("BLEU", "chrF", "TER", "placeholders_kept", "exact", "length_ratio")
         return {name: scores[name] for name in shown if name in scores}
 
     def translations(self, rows: Iterator[dict[str, np.ndarray]]) -> list[str]:

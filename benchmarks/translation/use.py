@@ -21,6 +21,7 @@ from benchmarks.uses import Bar, Exhibit, Sentences
 from common.data import files
 from common.errors import CheckpointError, DataError
 from common.exportable import Arrays, ExportableProgram
+from common.placeholders import difference, find
 
 Sentence = tuple[str, str, str]  # source, translation, reference
 _SHOWN = 12  # sentences in a table
@@ -131,17 +132,21 @@ class TranslatorUses(Sentences):
     def text(self, tokens: np.ndarray) -> str:
         return self._benchmark.decode(tokens.tolist())
 
+    def plain(self, text: str) -> str:
+        vocabulary = self._benchmark.vocabulary
+        return vocabulary.decode(vocabulary.encode(text)) if isinstance(vocabulary, Words) else text
+
     def is_cut(self, tokens: np.ndarray) -> bool:
         return EOS not in tokens
 
     def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
         """Sentences to read, BLEU by length; translations.txt, and .tsv with the references."""
         translations = self._benchmark.translations(rows)
-        decode, ids = self._benchmark.vocabulary.decode, self._benchmark.eval_pairs[0]
-        sources = [decode(of_one) for of_one in ids.tolist()]
+        sources, ids = self._benchmark.sources, self._benchmark.eval_pairs[0]
         sentences = list(zip(sources, translations, self._benchmark.references, strict=True))
         return [
             worst_sentences(sentences),
+            *other_placeholders(sentences),
             bleu_by_length(sentences, np.count_nonzero(ids > EOS, axis=1)),
             _first_sentences(sentences),
         ]
@@ -238,6 +243,25 @@ def worst_sentences(sentences: Sequence[Sentence]) -> Exhibit:
     files = {"worst.csv": csv_file(("sentence", *head), numbered)}
     title, shown = "Worst sentences", rows[:_SHOWN]
     return Exhibit(title=title, text=text, columns=head, rows=shown, files=files)
+
+
+def other_placeholders(sentences: Sequence[Sentence]) -> list[Exhibit]:
+    """The translations with other placeholders than their source; [] if no source has any."""
+    if not (having := sum(bool(find(source)) for source, _, _ in sentences)):
+        return []
+    rows = [
+        (i, text, *sentence)
+        for i, sentence in enumerate(sentences, 1)
+        if (text := difference(*sentence[:2]))
+    ]
+    text = (
+        f"{having:,} sentences have placeholders, such as %s or <b>. In {len(rows):,} translations "
+        f"they differ from those of the source{'; placeholders.csv has all' * bool(rows)}."
+    )
+    head = ("difference", "source", "translation", "reference")
+    files = {"placeholders.csv": csv_file(("sentence", *head), rows)}
+    shown = [row[1:] for row in rows[:_SHOWN]]
+    return [Exhibit(title="Placeholders", text=text, columns=head, rows=shown, files=files)]
 
 
 def bleu_by_length(sentences: Sequence[Sentence], lengths: np.ndarray) -> Exhibit:

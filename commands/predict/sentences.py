@@ -16,14 +16,16 @@ from commands.predict.model import Batch, Predictor, Request
 from commands.predict.outputs import Row, say
 from commands.predict.sources import Line, read_lines
 from common.errors import ConfigError, count
+from common.placeholders import difference
 from engine.checkpoint import model_source
 
 FORMATS = ("text", *outputs.FORMATS)
-COLUMNS = ("line", "source", "translation", "score", "error")
+COLUMNS = ("line", "source", "translation", "score", "placeholders", "error")
 # Read before the first is translated, so that lines of one length share a batch.
 _LINES = 1024
 _MAX_TOKENS = 2048  # 8 such sentences take 2 GB for attention in the Transformer (big)
 _UNKNOWN = 0.2  # the share of unknown words that causes a NOTE
+_TOLD = 20  # lines whose placeholders differ that are told one by one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,10 +80,13 @@ class Translator:
 
         def predict(params: Any, model_state: Any, batch: Batch) -> Batch:
             del model_state
-            tokens, score = uses.n_best(params, batch["inputs"], options.n_best)
+            top = uses.beams if "all" in batch else options.n_best
+            tokens, score = uses.n_best(params, batch["inputs"], top)
             return {"tokens": tokens, "score": score}
 
         self._predictor = Predictor(predict, model, batch_size, uses.at_once)
+        self._n_best = options.n_best
+        self._repaired = self._marked = 0  # lines, by their placeholders
         self._lines = self._cut = self.errors = 0  # errors: lines that are not empty
         self._seconds, self._has_noted = 0.0, False  # of translating; unknown words
 
@@ -94,9 +99,14 @@ class Translator:
             begin = self._lines + 1
             self._lines += len(rows)
             for number, (line, row) in enumerate(zip(chunk, rows, strict=True), begin):
+                place = line.place or f"line {number:,}"
                 if row.error:
                     self.errors += 1
-                    say(f"{line.place or f'line {number:,}'}: {row.error}")
+                    say(f"{place}: {row.error}")
+                elif mark := row.content.get("placeholders"):
+                    self._marked += 1
+                    if self._marked <= _TOLD:
+                        say(f"{place}: the translation {mark}")
             yield from rows
 
     def _translated(self, chunk: Sequence[Line]) -> list[Row]:
@@ -118,13 +128,40 @@ class Translator:
         results = self._predictor([{"inputs": ids} for ids in inputs])
         for number, result in zip(sentences, results, strict=True):
             rows[number] = self._row(rows[number].source, result["tokens"], result["score"])
+            self._cut += not rows[number].error and self._uses.is_cut(result["tokens"][0])
+        self._repair(rows, sentences)
         return [*rows.values()]
+
+    def _marks(self, row: Row) -> list[str]:
+        """How the placeholders of each translation differ from those of the sentence; "" if not."""
+        plain = self._uses.plain(row.source["source"])
+        return [difference(plain, each["text"]) for each in row.content.get("translations", ())]
+
+    def _repair(self, rows: dict[int, Row], sentences: Mapping[int, Sequence[int]]) -> None:
+        """Puts the best translation that keeps the placeholders first, or marks the row."""
+        marked = {n: mark for n in sentences for mark in self._marks(rows[n])[:1] if mark}
+        every = {n: rows[n] for n in marked}
+        if self._n_best < self._uses.beams:  # then with all that the search has
+            inputs = [padded(sentences[n], self._uses.lengths) for n in marked]
+            results = self._predictor(
+                [{"inputs": ids, "all": np.ones((), np.int8)} for ids in inputs]
+            )
+            for n, result in zip(marked, results, strict=True):
+                every[n] = self._row(rows[n].source, result["tokens"], result["score"])
+        for n, row in every.items():
+            if "" in (marks := self._marks(row)):
+                translations = [*row.content["translations"]]
+                translations.insert(0, translations.pop(marks.index("")))
+                rows[n] = Row(row.source, "", {"translations": translations[: self._n_best]})
+                self._repaired += 1
+            else:
+                content = {**rows[n].content, "placeholders": marked[n]}
+                rows[n] = Row(row.source, "", content)
 
     def _row(self, source: Mapping[str, Any], every: np.ndarray, scores: np.ndarray) -> Row:
         """The row of a sentence with translations `every` int32[n, l] and their scores f32[n]."""
         if not np.isfinite(scores[0]):
             return Row(source, "the model's scores are not finite: its run has diverged")
-        self._cut += self._uses.is_cut(every[0])
         exist = np.isfinite(scores)
         translations = [
             {"text": self._uses.text(tokens), "score": round(float(score), 6)}
@@ -148,6 +185,11 @@ class Translator:
         say(f"{count(self._lines, 'line')} in {self._seconds:.1f} s: {rate:,.1f} lines/s")
         if self._cut:
             say(f"{count(self._cut, 'translation')} cut off at the model's greatest length")
+        if self._repaired or self._marked:
+            say(
+                f"placeholders: {count(self._repaired, 'line')} repaired by a lower translation of "
+                f"the search, {self._marked:,} whose placeholders differ"
+            )
         if self.errors:
             say(f"{self.errors:,} of {self._lines:,} lines have no translation")
 
@@ -161,9 +203,11 @@ def padded(ids: Sequence[int], lengths: Sequence[int]) -> np.ndarray:
 
 
 def _cells(row: Row) -> list[dict[str, Any]]:
-    """The lines of a CSV for a sentence, one for each translation."""
-    every = row.content["translations"]
-    return [{"translation": each["text"], "score": each["score"]} for each in every]
+    """The lines of a CSV for a sentence, one for each translation; the best one has the mark."""
+    cells = [{"translation": t["text"], "score": t["score"]} for t in row.content["translations"]]
+    for best in cells[:1]:
+        best["placeholders"] = row.content.get("placeholders", "")
+    return cells
 
 
 def plain_text(n_best: int, rows: Iterable[Row], width: int) -> Iterator[str]:

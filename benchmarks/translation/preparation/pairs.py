@@ -16,6 +16,7 @@ from benchmarks.translation.vocabulary import Marian, Vocabulary, Words, load_vo
 from common import foreign
 from common.data import storage
 from common.errors import DataError, UserError
+from common.placeholders import difference
 from common.preparation.sources import SourceError
 from common.tensorflow import tensorflow
 
@@ -146,6 +147,8 @@ class TextInput:
                 left_out["tags"] += 1
             elif self._clean and pair[0] == pair[1]:
                 left_out["equal"] += 1
+            elif self._clean and difference(*pair):
+                left_out["placeholders"] += 1
             elif self._max_ratio and max(sizes) > self._max_ratio * min(sizes):
                 left_out["ratio"] += 1
             else:

@@ -32,6 +32,7 @@ _LEFT_OUT = {
     "empty": "with an empty side",
     "repeated": "that are repeated",
     "equal": "with equal sides",
+    "placeholders": "whose placeholders differ, such as %s or <b>,",
     "tags": "of IWSLT's tags, such as <title>,",
     "ratio": "of a length ratio above --max_ratio={max_ratio}",
     "long": "with more than --max_tokens={max_tokens} tokens on a side",
@@ -51,7 +52,11 @@ def parse(parser: cli.Parser, argv: Sequence[str]) -> argparse.Namespace:
     guess = "(by names, headers and keys; English is the source)"
     add("--source_language", default="", metavar="CODE", help=f"such as en {guess}")
     add("--target_language", default="", metavar="CODE", help="such as de")
-    add("--clean", action="store_true", help="leave out repeated pairs and pairs with equal sides")
+    add(
+        "--clean",
+        action="store_true",
+        help="leave out repeated pairs, equal sides, other placeholders",
+    )
     ratio = "leave out pairs of which a side has N times the other's characters"
     add("--max_ratio", type=cli.integer(1, 1000), default=0, metavar="N", help=ratio)
     evaluation = "pairs to evaluate on, else some of the training pairs"

@@ -330,6 +330,26 @@ def test_other_scores_of_the_rows_of_all_hosts_are_those_of_sacrebleu(stops, tin
     assert [*benchmark.headline(scores)] == shown
 
 
+def test_the_share_of_translations_that_keep_their_placeholders(folder):
+    """Of the sentences whose reference keeps them; without any there is no such score."""
+    sources = ["a %s", "<b>c</b> d", "e", "{x} f", "g &amp; h"]  # the last one's reference differs
+    (folder / "my.en").write_text("".join(f"{line}\n" for line in sources))
+    (folder / "my.de").write_text("%s a\nd <b>c</b>\ne\nf {x}\nh g\n")
+    keys = {"eval_source": "my.en", "eval_references": "my.de", "eval_lengths": (9, 90)}
+    benchmark = opened(make("transformer", str(folder), **keys), "eval")
+    assert benchmark.sources == sources and "placeholders_kept" in benchmark.score_names
+    for lines, kept in [(["%s", "c d", "%s e", "f{x}", ""], 2), (sources, 3), ([""] * 5, 0)]:
+        rows = [
+            {"id": np.array([i]), "tokens": np.array([benchmark.vocabulary.encode(line)])}
+            for i, line in enumerate(lines)
+        ]
+        scores = benchmark.score(iter(rows))
+        assert scores["placeholders_kept"] == kept / 3
+        assert benchmark.headline(scores)["placeholders_kept"] == kept / 3
+    plain = opened(make("transformer", str(folder)), "eval")
+    assert "placeholders_kept" not in plain.score_names
+
+
 def test_references_are_decoded_where_there_is_no_file(folder, tiny_bpe):
     references = lines(folder)
     (folder / "references.txt").unlink()

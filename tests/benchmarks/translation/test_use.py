@@ -70,6 +70,18 @@ def test_no_translation_is_wrong():
     assert shown.rows == [] and shown.text == "Every translation equals its reference."
 
 
+def test_other_placeholders_are_listed_where_the_sources_have_any():
+    assert use.other_placeholders(SENTENCES) == []
+    rows = [*SENTENCES, ("%s of {n}", "{n} von %s", "x"), ("<b>a</b> & b", "<b>a b", "x")]
+    (shown,) = use.other_placeholders(rows)
+    assert "2 sentences" in shown.text and "1 translations" in shown.text
+    assert shown.rows == [("lacks </b>", *rows[-1])]
+    (row,) = csv_rows(shown.files["placeholders.csv"])
+    assert row["sentence"] == "8" and [*row.values()][1:] == [*shown.rows[0]]
+    (kept,) = use.other_placeholders(rows[:-1])
+    assert kept.rows == [] and "0 translations" in kept.text
+
+
 def test_bleu_by_length_is_the_corpus_s_of_those_sentences():
     shown = use.bleu_by_length(SENTENCES, LENGTHS)
     assert [(bar.label, bar.count) for bar in shown.bars] == [

@@ -13,6 +13,7 @@ import pytest
 
 import benchmarks
 from benchmarks.base import BATCH_AXES
+from benchmarks.translation.use import TranslatorUses
 from benchmarks.translation.vocabulary import Words
 from engine import sharding, step
 from engine.checkpoint import model_source
@@ -87,6 +88,36 @@ def test_the_best_translations_have_scores(call, model):
     greedy, wide = (json.loads(call(sources[0], f"--beams={n}", flags[1])[1]) for n in (1, 5))
     best = [rows[0]["translations"][0]["score"] for rows in (greedy, three, wide)]
     assert len(set(best)) > 1  # the beams do something
+
+
+@pytest.mark.parametrize("model", ["transformer"], indirect=True)
+@pytest.mark.parametrize("n_best", [1, 3])
+def test_a_lower_translation_that_keeps_the_placeholders_comes_first(
+    call, model, monkeypatch, tmp_path, n_best
+):
+    _, sources, _ = model
+    path, texts = tmp_path / "in.txt", [f"{sources[0]} {{x}}", "{n}", sources[1], "%s"]
+    path.write_text("".join(f"{line}\n" for line in texts))
+    before = json.loads(call(path, "--n_best=3", "--format=json")[1])
+    good, decode = before[0]["translations"][1]["text"], TranslatorUses.text
+
+    def text(self, tokens):
+        return decode(self, tokens) + " {x}" * (decode(self, tokens) == good)
+
+    monkeypatch.setattr(TranslatorUses, "text", text)
+    code, out, err = call(path, f"--n_best={n_best}", "--format=json")
+    rows, marks = json.loads(out), ["", "lacks {n}", "", "lacks %s"]
+    assert code == 0 and [row.get("placeholders", "") for row in rows] == marks
+    scores, old = (
+        [[each["score"] for each in row["translations"]] for row in some] for some in (rows, before)
+    )
+    old[0].insert(0, old[0].pop(1))
+    assert scores == [row[:n_best] for row in old]
+    assert rows[0]["translations"][0]["text"] == f"{good} {{x}}"
+    assert "line 2: the translation lacks {n}" in err and "line 4" in err
+    assert "1 line repaired" in err and "2 whose placeholders differ" in err
+    table = list(csv.DictReader(io.StringIO(call(path, "--format=csv")[1])))
+    assert [row["placeholders"] for row in table] == marks
 
 
 def test_what_cannot_be_translated_has_a_row(call, model, tmp_path):

@@ -191,6 +191,17 @@ def test_cleaning_and_the_evaluation_that_is_drawn(tmp_path):
     assert len(evaluation) + len(train) == len(pairs) + 10 and left_out["train"] == {"empty": 2}
 
 
+def test_cleaning_leaves_out_other_placeholders(tmp_path):
+    kept = [(f"%s of {i}", f"{i} von %s") for i in range(90)]
+    kept += [("50% of all", "50 % von allen"), ("Q&A", "F&A"), ("{n} <b>x</b>", "<b>x</b> {n}")]
+    lost = [("%d files", "Dateien"), ("<b>x</b>", "<b>x"), ("{n} on", "an {N}"), ("a", "&amp;")]
+    flags = f"--train={write(tmp_path, 'a.tsv', table([*kept, *lost]))}", "--columns=1,2"
+    pairs = read(*flags, "--clean")
+    assert sorted([*pairs.train, *pairs.eval]) == sorted(kept)
+    assert pairs.left_out["train"] == {"empty": 0, "placeholders": 4}
+    assert len([*read(*flags).train, *read(*flags).eval]) == len(kept) + len(lost)
+
+
 @pytest.mark.parametrize("name", ["train.tsv", "train.jsonl.gz", "train.de"])
 def test_the_reading_of_a_folder_makes_records(tmp_path, capsys, name):
     """From the flags that it gives, with the warnings for weak data."""
