@@ -92,18 +92,19 @@ def read(benchmark: Any, file: str) -> Imported:
     params, _ = jax.eval_shape(benchmark.init, jax.random.key(0))
     shapes = {path: x.shape for path, x in flatten_dict(params, sep="/").items()}
     layout = functools.partial(_theirs, vocabulary)
-    values = files.adapt(file, _arrays(source, vocabulary.size), shapes, layout)
+    arrays = _arrays(source, vocabulary.size)
+    values = files.adapt(file, arrays, shapes, layout)
     for path in ("embedding", "logits_bias"):
         values[path][vocabulary.size :] = 0  # these rows are no words
-    count = sum(array.size for array in source.arrays.values())
+    count = sum(array.size for array in arrays.values())
     metadata = {
         "vocabulary": {"size": vocabulary.size, "digest": vocabulary.digest},
         "imported": {"path": file, "format": source.format, "sha256": source.sha256},
     }
     languages = " to ".join(filter(None, vocabulary.languages)) or "languages that it does not name"
     summary = (
-        f"{file} ({source.format}): MarianMTModel, {languages}, {count:,} numbers, SHA-256 "
-        f"{source.sha256[:12]}"
+        f"{file} ({source.format}): MarianMTModel, {languages}, {count:,} parameters, "
+        f"SHA-256 {source.sha256[:12]}"
     )
     beside = {Marian.NAME: vocabulary.data}
     return Imported(file, unflatten_dict(values, sep="/"), {}, metadata, summary, beside)
