@@ -231,7 +231,7 @@ def _plural_rule(said: str, target: str) -> tuple[str, int, int, bool]:
         match = re.match(r"\s*nplurals\s*=\s*(\d)\s*;\s*plural\s*=\s*([^;]+)", rule)
         with contextlib.suppress(ValueError, ArithmeticError):
             if match:
-                forms = [*map(gettext.c2py(match[2]), range(200))]
+                forms = [*map(gettext.c2py(match[2]), range(1000))]
                 return rule, int(match[1]), forms[1], forms.count(forms[1]) > 4
     raise AssertionError
 
