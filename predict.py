@@ -3,12 +3,14 @@
     python predict.py photo.jpg folder/ 'gs://bucket/x/*.jpg' --workdir=runs/digits
     python predict.py folder/ --workdir=runs/ssd_digits --draw=drawn --out=boxes.json
     python predict.py "A dog runs." --workdir=runs/phrases --n_best=3
+    python predict.py messages.po --workdir=runs/memory --out=messages.de.po
     python predict.py --user=1,2 --top=10 --workdir=runs/ncf_synthetic
 
 A source of pictures is a file, a folder (with all folders in it), a pattern, or "-" for paths on
 stdin, one per line. A source of sentences is a file of lines, a sentence, or "-" for stdin, which
-is read without a source, too. An input that cannot be used has a row with the error, and the exit
-code is 1. Which flags there are depends on the model; docs/use.md has examples for each kind.
+is read without a source, too; a .po, .xlf or .tmx comes back in its form. An input that cannot be
+used has a row with the error, and the exit code is 1. Which flags there are depends on the model;
+docs/use.md has examples for each kind.
 """
 
 import argparse
@@ -105,6 +107,8 @@ def _add_kinds(parser: cli.Parser) -> None:
     add = group("translators")
     add("--beams", type=cli.integer(1, 100), help="of the search; default: config.beam_size")
     add("--n_best", type=cli.integer(1, 100), help="translations of each sentence (1)")
+    text = "of a .po, .xlf or .tmx also what is translated, but a memory's own translations"
+    add("--all", action="store_true", help=text)
     add = group("recommenders")
     add("--user", help="users, with commas between; or give a file of ids or names as SOURCE")
     add("--items", help="items of a user who is not in the model; or a file, a user on a line")

@@ -8,7 +8,10 @@ PIXELS = 178_956_970  # of an image; TensorFlow decodes no JPEG of more (2^29 by
 IMAGE_BYTES = 1 << 30  # of an image's file: `PIXELS` without compression, 16 bits per channel
 ANNOTATION_BYTES = 8 << 30  # of a JSON file of boxes; COCO's has 0.45 GB, Objects365's about 6
 SGM_BYTES = 256 << 20  # WMT's sets for tests have about 1 MB
-TEXT_BYTES = 64 << 20  # of a file of class names; ImageNet's 50,000 labels have 0.5 MB
+UNIT_BYTES = 16 << 20  # of XML from one unit to the next; a unit of texts has about 1 KB
+# Of a file of class names: ImageNet's 50,000 labels have 0.5 MB. Of a .po or an XLIFF that stays in
+# the memory: large ones have 10 MB.
+TEXT_BYTES = 64 << 20
 LINE_BYTES = 1 << 20  # of a line of text; a sentence has 100 to 1,000
 
 

@@ -181,7 +181,7 @@ def stem(path: str, is_file: bool) -> str:
     """The name of a file or folder, safe and without a file's endings."""
     name = os.path.basename((path if "://" in path else os.path.abspath(path)).rstrip("/"))
     if is_file:
-        inner = r"(\.(tar|csv|tsv|txt|jsonl?|dat|data|tmx|po))?"
+        inner = r"(\.(tar|csv|tsv|txt|jsonl?|dat|data|tmx|xlf|xliff|po))?"
         name = re.sub(rf"{inner}\.(gz|bz2|xz|zip)$|\.\w+$", "", name, flags=re.IGNORECASE)
     return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "own"
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.uses import Sentences
-from commands.predict import outputs
+from commands.predict import documents, outputs
 from commands.predict.model import Batch, Predictor, Request
 from commands.predict.outputs import Row, say
 from commands.predict.sources import Line, read_lines
@@ -35,19 +35,28 @@ class Options:
     beams: int = 0  # 0: as many as the run has; `prepare` sets them and `data_dir`
     n_best: int = 1
     data_dir: str = ""
+    all: bool = False  # of a document also what is translated
 
 
 def run(request: Request, options: Options, model: model_source.Model) -> int:
     """Writes the translations of each line; returns the exit code."""
     started = time.monotonic()
     sources = request.sources or ["-"]
-    lines = read_lines(sources, "a sentence", request.out)
+    assert isinstance(uses := model.benchmark.uses, Sentences)
+    document = documents.read(request, options.all, options.n_best, uses)
+    lines = (
+        documents.lines(document) if document else read_lines(sources, "a sentence", request.out)
+    )
     translator = Translator(model, options, request.batch_size)
     say(f"{model.source}: loaded in {time.monotonic() - started:.1f} s")
     is_typed = "-" in sources and sys.stdin.isatty()
     if is_typed:
         say("type a sentence and press Enter; Ctrl-D ends")
     rows = translator.rows(lines, 1 if is_typed else _LINES)
+    if document:
+        documents.write(document, rows, request.out)
+        translator.summarize()
+        return 1 if translator.errors else 0
     plain = functools.partial(plain_text, options.n_best)
     outputs.write_rows(request.out, request.format, rows, COLUMNS, _cells, plain)
     translator.summarize()
@@ -87,15 +96,17 @@ class Translator:
             started = time.monotonic()
             rows = self._translated(chunk)
             self._seconds += time.monotonic() - started
+            begin = self._lines + 1
             self._lines += len(rows)
-            for row in rows:
+            for number, (line, row) in enumerate(zip(chunk, rows, strict=True), begin):
+                place = line.place or f"line {number:,}"
                 if row.error:
                     self.errors += 1
-                    say(f"line {row.source['line']:,}: {row.error}")
+                    say(f"{place}: {row.error}")
                 elif mark := row.content.get("placeholders"):
                     self._marked += 1
                     if self._marked <= _TOLD:
-                        say(f"line {row.source['line']:,}: the translation {mark}")
+                        say(f"{place}: the translation {mark}")
             yield from rows
 
     def _translated(self, chunk: Sequence[Line]) -> list[Row]:

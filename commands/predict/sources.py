@@ -71,6 +71,7 @@ class Line(NamedTuple):
 
     text: str
     error: str = ""
+    place: str = ""  # where it is, if not a line of its own
 
 
 def read_lines(sources: Sequence[str], what: str, out: str) -> Iterator[Line]:

@@ -34,7 +34,6 @@ def dataset_formats(folder: Folder) -> list[DatasetFormat]:
     Question if it has several pairs of languages, or none that the folder's flags ask for.
     """
     errors, questions = (UserError, OSError, tensorflow().errors.OpError), []
-    endings = {*text_formats.FORMATS, *text_formats.XLIFF}
     names, typed = [file.name for file in folder.files], " ".join(folder.flags)
     asked = dict(re.findall(r"--(columns|source|target)(?:[-_]language)?[= ](\S+)", typed))
     wanted = asked.get("source", ""), asked.get("target", "")
@@ -54,7 +53,7 @@ def dataset_formats(folder: Folder) -> list[DatasetFormat]:
                         found["text"][two][row] = Lines(*map(folder.full, row))
     for name in names:
         seen[end := text_formats.ending(name)] += 1
-        if name in taken or seen[end] > _MOST or end not in endings:
+        if name in taken or seen[end] > _MOST or end not in text_formats.FORMATS:
             continue
         try:
             corpus = Corpus.open(folder.full(name), columns, wanted)
@@ -114,7 +113,7 @@ def _format(
     turn = f" (--source_language={sides[1]} turns it)" if languages.code(sides[1]) else ""
     output = f"packed rows, {sides[0]} to {sides[1]}{turn}; evaluation on {text}"
     used, texts = {*itertools.chain(*train, *evaluation)}, itertools.chain(*pairs.values())
-    forms = {*map(text_formats.ending, itertools.chain(*texts)), *text_formats.XLIFF}
+    forms = {*map(text_formats.ending, itertools.chain(*texts))}
     if aside := sorted(name for name in {*sizes} - used if text_formats.ending(name) in forms):
         output += f"; {len(aside):,} not used: {', '.join(aside[:3])}{' ...' * (len(aside) > 3)}"
     return DatasetFormat("text", form, evidence, output, flags, sum(map(len, pairs[sides])))

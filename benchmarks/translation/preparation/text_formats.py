@@ -1,4 +1,4 @@
-"""Reads the formats of parallel text: two files of lines, tables, JSON Lines, TMX, gettext's .po.
+"""Reads the formats of parallel text: two files of lines, tables, JSON Lines, TMX, XLIFF, .po.
 
 To add a format of one file, write a reader like `_read_tmx` and name it in `FORMATS`. Each file may
 be local or gs://, and a .gz.
@@ -15,14 +15,12 @@ import io
 import itertools
 import os
 import re
-import shlex
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
-from xml.etree import ElementTree
 
 from benchmarks.translation.preparation import languages
-from common import limits
+from common import limits, translator_files
 from common.errors import one_line, parse_json
 from common.preparation.sources import SourceError
 from common.tensorflow import tensorflow
@@ -31,13 +29,6 @@ from common.text import decoded, is_sgm, limited_lines, sgm_sentences
 _SAMPLE = 50  # rows that tell what the columns and languages are
 _LINE_ENDS = re.compile(r"\r?\n|\r")
 _END = r"[.!?\u2026\u3002\uff01\uff1f\u0964]\W*$"  # of a sentence
-_PO_LINE = re.compile(r'#.*|(msg[a-z_]+(\[\d+\])?\s*)?".*"')
-_CHARSET = re.compile(rb"charset=([\w.-]+)\\n")  # in its header
-_MESSAGE = re.compile(  # of gettext: S stands for strings, one in a line
-    r"(?P<fuzzy>#,.*\n)?(msgctxt\s*S)?msgid\s*(?P<id>S)(msgid_plural\s*S)?"
-    r"msgstr(\[0\])?\s*(?P<text>S)".replace("S", r'(?:".*"\n)++')
-)
-_ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 # Columns and keys that say whether a translation is final, and "name=cell" of one that is not.
 _STATE = re.compile("fuzzy|approved|(translation[ _-]?)?(state|status)")
 # Columns and keys that say which languages a row has.
@@ -46,7 +37,6 @@ _UNFINISHED = re.compile(
     "fuzzy=(true|1|yes|x|fuzzy)|approved=(false|0|no)|.*(state|status)=(fuzzy|new|initial|draft|"
     "rejected.*|untranslated|unapproved|needs?[ _-].*)"
 )
-XLIFF = (".xlf", ".xliff")  # is not read; other programs make a .po of it
 
 Row = dict[Any, str]  # texts by the number of a column, from 1, or by key
 Reader = Callable[[str], Iterator[tuple[int, Row]]]  # yields the number of each row, from 1, and it
@@ -63,11 +53,6 @@ def lines(path: str) -> Iterator[str]:
         head = file.peek(1 << 12)
         if head[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
             file = io.BytesIO(decoded(file.read(), path, SourceError).encode())
-        elif ending(path) == ".po" and (match := _CHARSET.search(head)):
-            file = io.BytesIO(data := file.read())
-            for encoding in (match[1].decode(), "utf-8"):  # the last that fits: headers may be old
-                with contextlib.suppress(LookupError, UnicodeError):
-                    file = io.BytesIO(data.decode(encoding).encode())
         for number, line in enumerate(read(file, path, SourceError), 1):
             yield decoded(line.removesuffix(b"\n"), path, SourceError, number)
 
@@ -148,7 +133,10 @@ class Corpus(NamedTuple):
             fix = f"give its files, or the folder alone: python -m scripts.prepare {path}"
             raise SourceError(f"{path} is a folder: {fix}")
         if not (read := FORMATS.get(ending(path), ("", None))[1]):
-            raise _not_read(path)
+            raise SourceError(
+                f"{path} is not a file of pairs ({', '.join(FORMATS)}): give files of lines as "
+                "--train_source and --train_target, and export others as one of these"
+            )
         rows = [row for _, row in itertools.islice(read(path), _SAMPLE)]
         numbers = {str(key): key for row in rows for key in row}
         is_table = "1" in numbers
@@ -208,18 +196,6 @@ class Corpus(NamedTuple):
 def _languages(names: Sequence[str]) -> set[str]:
     """The tags of the languages that names say, not only source and target."""
     return {*map(languages.code, names)} - {"", "source", "target"}
-
-
-def _not_read(path: str) -> SourceError:
-    """The error for a file of another form."""
-    if ending(path) in XLIFF:
-        names = shlex.join([path, f"{os.path.splitext(path)[0]}.po"])
-        fix = f"translate-toolkit makes a .po of version 1: xliff2po {names}"
-        return Question(f"{path} is XLIFF, which is not read: {fix}")
-    return SourceError(
-        f"{path} is not a file of pairs ({', '.join(FORMATS)}): give files of lines as "
-        "--train_source and --train_target, and export others as one of these"
-    )
 
 
 def _choice(path: str, names: Sequence[str], wanted: tuple[str, str]) -> SourceError:
@@ -283,54 +259,49 @@ def _read_json(path: str) -> Iterator[tuple[int, Row]]:
 
 def _read_tmx(path: str) -> Iterator[tuple[int, Row]]:
     """The texts of each unit by language; "" of a language that it lacks."""
-    body, number = None, 0
-    try:
-        with _opened(path) as file:
-            for event, node in ElementTree.iterparse(file, ("start", "end")):
-                name = node.tag.rpartition("}")[2]
-                if event == "start":
-                    body = node if name == "body" else body
-                elif name == "tu":
-                    number += 1
-                    variants = map(_variant, node.iterfind("{*}tuv"))
-                    yield number, collections.defaultdict(str, variants)
-                    (node if body is None else body).clear()  # it would fill the memory
-    except (ElementTree.ParseError, ValueError, LookupError) as error:
-        raise SourceError(f"{path} is not a TMX, or damaged: {one_line(error)}") from error
+    with _opened(path) as file:
+        units = translator_files.elements(file, ("tu",), path, SourceError)
+        for number, unit in enumerate(units, 1):
+            sides = ((translator_files.language(side), side) for side in unit.iterfind("{*}tuv"))
+            texts = ((_tag(word), _text(side.find("{*}seg"))) for word, side in sides)
+            yield number, collections.defaultdict(str, texts)
 
 
-def _variant(node: ElementTree.Element) -> tuple[str, str]:
-    """The language and the text of a variant in a TMX."""
-    word = node.get("{http://www.w3.org/XML/1998/namespace}lang") or node.get("lang", "")
-    segment = node.find("{*}seg")
-    tag = languages.code(word) or word.lower().replace("_", "-")
-    return tag, "" if segment is None else _content(segment)
+def _read_xliff(path: str) -> Iterator[tuple[int, Row]]:
+    """Source and target of each unit of XLIFF 1.2, or segment of XLIFF 2, with its state."""
+    with _opened(path) as file:
+        tags = "trans-unit", "segment"
+        for number, unit in enumerate(translator_files.elements(file, tags, path, SourceError), 1):
+            target = unit.find("{*}target")
+            words = translator_files.xliff_languages(unit)
+            source, other = _tag(words[0]) or "source", _tag(words[1]) or "target"
+            row = {source: _text(unit.find("{*}source")), other: _text(target)}
+            state = unit.get("state") or ("" if target is None else target.get("state", ""))
+            yield number, {**row, "state": state, "approved": unit.get("approved", "")}
 
 
-def _content(segment: ElementTree.Element) -> str:
+def _tag(word: str) -> str:
+    return languages.code(word) or word.lower().replace("_", "-")
+
+
+def _text(segment: Any) -> str:
     """The text of a segment without the codes of its layout; highlighted text is text, too."""
-    for node in [*segment.iter()][1:]:
-        if not node.tag.endswith("hi"):
-            node.text = ""
-            del node[:]
-    return "".join(segment.itertext())
+    if segment is None:
+        return ""
+    return "".join(each for each in translator_files.pieces(segment) if isinstance(each, str))
 
 
 def _read_po(path: str) -> Iterator[tuple[int, Row]]:
     """The messages of gettext, of several forms the first; not obsolete ones."""
-    tag, kept = languages.of_path(path) or "target", []
-    for number, line in enumerate(map(str.strip, lines(path)), 1):
-        if line and not _PO_LINE.fullmatch(line):
-            raise SourceError(f"{path}, line {number} has no string in quotes: correct it")
-        if re.match("#~|#,.*fuzzy|[^#]", line):  # other comments would part a message
-            kept.append(f"{line}\n")
-    for number, match in enumerate(_MESSAGE.finditer("".join(kept)), 1):
-        parts = ("".join(re.findall(r'"(.*)"', match[side])) for side in ("id", "text"))
-        source, target = (re.sub(r"\\(.)", lambda m: _ESCAPES.get(m[1], m[1]), p) for p in parts)
-        if not source and (header := re.search(r"^Language: *(\w\S*)", target, re.MULTILINE)):
-            tag = languages.code(header[1]) or header[1].lower()
-        elif source:
-            yield number, {"en": source, tag: target, "fuzzy": "x" if match["fuzzy"] else ""}
+    with _opened(path) as file:
+        catalog, _ = translator_files.catalog(file.read(limits.TEXT_BYTES + 1), path, SourceError)
+    word = catalog.metadata.get("Language", "")
+    tag = _tag(word) or languages.of_path(path) or "target"
+    for entry in catalog:
+        if entry.msgid and not entry.obsolete:
+            target = entry.msgstr or entry.msgstr_plural.get(0, "")
+            fuzzy = "x" if entry.fuzzy else ""
+            yield entry.linenum, {"en": entry.msgid, tag: target, "fuzzy": fuzzy}
 
 
 # Of each end of a file's name, behind which .gz may be: the format, for --as, and its reader.
@@ -343,6 +314,8 @@ FORMATS: dict[str, tuple[str, Reader]] = {
     ".ndjson": ("jsonl", _read_json),
     ".json": ("jsonl", _read_json),
     ".tmx": ("tmx", _read_tmx),
+    ".xlf": ("xliff", _read_xliff),
+    ".xliff": ("xliff", _read_xliff),
     ".po": ("po", _read_po),
 }
 

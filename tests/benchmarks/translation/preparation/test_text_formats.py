@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import itertools
 import json
 import zipfile
 
@@ -9,7 +10,7 @@ import pytest
 
 from benchmarks.translation.preparation import languages, pairs, recognise, text
 from benchmarks.translation.preparation.text_formats import Corpus, Question
-from common import cli
+from common import cli, translator_files
 from common.preparation.folders import Folder
 from common.preparation.sources import SourceError
 from scripts import archives, prepare
@@ -33,6 +34,22 @@ def tmx(pairs, languages=("en-US", "de-DE")):
         for pair in pairs
     )
     return f'<?xml version="1.0"?><tmx version="1.4"><header/><body>{units}</body></tmx>'
+
+
+def xliff(pairs, version=1):
+    """With units that are not translated at the end, which are left out."""
+    new, states = (
+        '<source>New</source><target state="{}">Neu</target>',
+        ("needs-translation", "new"),
+    )
+    units = [f"<source>{a}</source><target>{b}</target>" for a, b in pairs]
+    units += [new.format(state) for state in states] if version == 1 else []
+    if version == 1:
+        units = "".join(f"<group><trans-unit>{unit}</trans-unit></group>" for unit in units)
+        file = f'<file source-language="en-US" target-language="de"><body>{units}</body></file>'
+        return f'<xliff version="1.2" xmlns="urn:x">{file}</xliff>'
+    units = "".join(f'<unit><segment state="final">{unit}</segment></unit>' for unit in units)
+    return f'<xliff version="2.0" srcLang="en" trgLang="de"><file>{units}</file></xliff>'
 
 
 QUOTED = [[f'"{side.replace(chr(34), chr(34) * 2)}"' for side in pair] for pair in PAIRS]
@@ -87,6 +104,8 @@ FORMS = {
         ",",
     ),
     "a.tmx": tmx([*PAIRS[:2], ("Go<ph>{1}</ph><hi>.</hi>", "Geh.")]),
+    "a.xlf": xliff([("A <g><x/>dog</g> runs.", PAIRS[0][1]), *PAIRS[1:]]),
+    "b.xliff": xliff(PAIRS, 2),
     "de.po": PO,
     "old/de.po": PO.replace("=UTF-8", "=ISO-8859-1"),
     "cp1252/de.po": PO.replace("=UTF-8", "=CP1252").encode("cp1252"),
@@ -405,12 +424,12 @@ def test_a_half_translated_file_is_text(tmp_path):
 
 
 def test_odd_files_of_gettext(tmp_path):
-    """CRLF, escapes, plurals, a message without its translation; unfinished strings are refused."""
-    text = HEADER + 'msgid "lost"\nmsgid "A \\"dog\\"\\n"\n"runs."\nmsgstr "Un\\tchien."\n'
-    text += 'msgid "One"\nmsgid_plural "Many"\nmsgstr[0] "Un"\nmsgstr[1] "Des"\n'
+    """CRLF, escapes, plurals, U+2028; unfinished strings and lost translations are refused."""
+    text = HEADER + 'msgid "A \\"dog\\"\\n"\n"runs."\nmsgstr "Un\\tchien."\n'
+    text += 'msgid "One"\nmsgid_plural "Many"\nmsgstr[0] "Un\u2028"\nmsgstr[1] "Des"\n'
     corpus = Corpus.open(write(tmp_path, "a.po", text.replace("\n", "\r\n")))
-    assert [*corpus.pairs()] == [('A "dog" runs.', "Un\tchien."), ("One", "Un")]
-    for wrong in ('msgid "Go.', "<<<<<<< HEAD", "domain x"):
+    assert [*corpus.pairs()] == [('A "dog" runs.', "Un\tchien."), ("One", "Un\u2028")]
+    for wrong in ('msgid "Go.', "<<<<<<< HEAD", "domain x", 'msgstr "lost"'):
         with pytest.raises(SourceError, match=r"b\.po, line 5 "):
             Corpus.open(write(tmp_path, "b.po", f'{HEADER}{wrong}\nmsgstr "Va."\n'))
 
@@ -425,23 +444,46 @@ def test_large_and_deep_files_take_linear_time(tmp_path):
         write(tmp_path, "b.po", f'{HEADER}msgid "Go."\nmsgstr ""\n{strings}')
     ).pairs()
     assert target == "abcdefgh" * 100_000
-    deep = "<hi>" * 20_000 + "a<ph>no<sub>n</sub></ph>b" + "</hi>" * 20_000
+    deep = "<hi>" * 200 + "a<ph>no<sub>n</sub></ph>b" + "</hi>" * 200
     assert [*Corpus.open(write(tmp_path, "c.tmx", tmx([(deep, "x")]))).pairs()] == [("ab", "x")]
+
+
+SECRET = '<!DOCTYPE tmx [<!ENTITY x SYSTEM "{}/secret">]>'
+LAUGHS = "".join(f'<!ENTITY x{i} "{f"&x{i + 1};" * 10}">' for i in range(12))
+
+
+@pytest.mark.parametrize("end", [".tmx", ".xlf.gz"])
+@pytest.mark.parametrize(
+    ("head", "text"),
+    [
+        (f'<!DOCTYPE tmx [{LAUGHS}<!ENTITY x12 "ha">]>', "&x0;"),
+        (SECRET, "&x;"),
+        (SECRET.replace("ENTITY x", "ENTITY % x").replace("]", "%x;]"), "&x;"),
+        ("", "<hi>" * 10_000 + "</hi>" * 10_000),
+        ("", "a " * 6_000_000),
+        ("", "<seg/>" * 3_000_000),
+        ("", "<g>"),
+    ],
+    ids=["laughs", "file", "parameter", "deep", "long", "many", "damaged"],
+)
+def test_xml_that_would_fill_the_memory_is_refused(tmp_path, end, head, text):
+    write(tmp_path, "secret", "secret")
+    form = xliff if ".xlf" in end else tmx
+    content = form([(text, "b")]).removeprefix('<?xml version="1.0"?>')
+    with pytest.raises(SourceError, match=rf"a\{end} ") as caught:
+        Corpus.open(write(tmp_path, f"a{end}", head.replace("{}", str(tmp_path)) + content))
+    assert "secret" not in str(caught.value).partition(end)[2]
+
+
+def test_large_xml_is_streamed():
+    """Only what is read at once stays in the memory, 32 KB."""
+    file = io.BytesIO(xliff(PAIRS * 2000).encode())
+    units = translator_files.elements(file, ("trans-unit",), "a", SourceError)
+    sizes = [len([*unit.getroottree().iter()]) for unit in itertools.islice(units, 0, None, 100)]
+    assert len(sizes) == 61 and max(sizes) < 2000
 
 
 def test_utf_16_is_read(tmp_path):
     """Excel's "Unicode text"."""
     corpus = Corpus.open(write(tmp_path, "a.txt", ("en\tde\n" + table(PAIRS)).encode("utf-16")))
     assert [*corpus.pairs()] == PAIRS
-
-
-def test_xliff_is_named_with_its_converter(tmp_path):
-    write(tmp_path, "in/a.xlf", "<xliff/>")
-    with pytest.raises(SourceError, match=r"in/a\.xlf is XLIFF.*xliff2po .*in/a\.xlf .*in/a\.po$"):
-        recognise.dataset_formats(Folder.open(f"{tmp_path}/in"))
-    converted = '#, fuzzy\nmsgid ""\nmsgstr ""\n"Content-Type: text/plain; charset=UTF-8\\n"\n'
-    for i in range(9):  # as xliff2po 3.20.4 writes it
-        converted += f'\nmsgid "A dog {i}."\nmsgstr "Ein Hund {i}."\n'
-    write(tmp_path, "in/a.po", converted)
-    (dataset,) = recognise.dataset_formats(Folder.open(f"{tmp_path}/in"))
-    assert f"--train={tmp_path}/in/a.po" in dataset.arguments and "a.xlf" in dataset.output

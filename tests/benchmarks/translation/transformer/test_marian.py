@@ -219,7 +219,7 @@ def test_logits_beams_and_text_are_those_of_transformers(folder, model, caplog):
     caplog.set_level(logging.ERROR)
     tokenizer = transformers.MarianTokenizer.from_pretrained(folder)
     theirs = transformers.MarianMTModel.from_pretrained(folder).eval()
-    vocabulary, length = vocabulary_of(model), 20
+    vocabulary, length = vocabulary_of(model), 48
     search = jax.jit(model.benchmark.n_best, static_argnums=2)
     params = jax.tree.map(jnp.asarray, model.params)
     for text, translation in zip(*TEXTS, strict=True):
