@@ -40,7 +40,7 @@ EXCEPTIONS = {  # file: what it may import besides, and why
     "commands/scaling/parts.py": "train",  # the parts are runs
     "main.py": "resnet_main",  # explains flags of the tutorial
     # Of others' weights; before TensorFlow.
-    "predict.py": r"configs\.(resnet50|finetune)|engine\.environment",
+    "predict.py": r"configs\.resnet50|configs\.finetune|engine\.environment",
     "engine/checkpoint/model_source.py": r"configs\._loop",  # the folder of compiled programs
 }
 ONLY_IN = {
