@@ -25,12 +25,13 @@ class Rules(NamedTuple):
     max_length: int  # T, the most tokens of a sequence
     vocab_size: int  # V; logits of further ids are ignored
     top: int = 1  # how many sequences to return for a sentence, at most k
-    offset: int = 5  # of lengths in the penalty: 5 is GNMT's, 0 Marian's n^alpha
+    marian: bool = False  # the rules of transformers for Marian's models, see `finished_beams`
 
     @property
     def length_penalties(self) -> jax.Array:
-        """The penalty ((offset + n) / (offset + 1))^alpha for n = 0 ... T: float32[T + 1]."""
-        numbers = (self.offset + np.arange(self.max_length + 1)) / (self.offset + 1)
+        """GNMT's penalty ((5 + n) / 6)^alpha for n = 0 ... T, or Marian's n^alpha: f32[T + 1]."""
+        offset = 0 if self.marian else 5
+        numbers = (offset + np.arange(self.max_length + 1)) / (offset + 1)
         return jnp.asarray((numbers**self.alpha).astype(np.float32))
 
 

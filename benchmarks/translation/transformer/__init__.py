@@ -230,8 +230,7 @@ class Transformer(Translator, RecordBenchmark[records.Records]):
         lengths = jnp.sum(inputs > 0, axis=1)
         limit = jnp.where(lengths > 0, lengths + settings.extra_length, 0)
         rules = self.search_rules(inputs.shape[1] + settings.extra_length, top)
-        if settings.variant == "marian":
-            rules = rules._replace(offset=0)
+        rules = rules._replace(marian=settings.variant == "marian")
         run = functools.partial(self.network.apply, {"params": params})
         memory: Any = run(inputs, method="encode")
         step = functools.partial(run, memory=memory, method="step")

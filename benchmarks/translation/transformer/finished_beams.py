@@ -36,6 +36,9 @@ def search(step: Step, cache: Cache, limit: jax.Array, rules: Rules) -> tuple[ja
     the beam with the lower index wins, then the token with the lower id. PAD is never chosen. One
     beam makes it greedy, except that it goes on until its best EOS is sure to win.
 
+    With `rules.marian`, only an EOS among the best k continuations ends a sequence, and a sentence
+    is done when none of its live beams has a score, at its own length, above the k finished ones.
+
     Args:
       step, cache: as `beam_search.run` takes them.
       limit: int32[b], the most tokens of each sentence, EOS included; 0 for rows of padding.
@@ -54,12 +57,14 @@ def search(step: Step, cache: Cache, limit: jax.Array, rules: Rules) -> tuple[ja
     largest = penalties[limit][:, None]
 
     def is_searching(position: jax.Array, lists: _Lists) -> jax.Array:
-        reachable = lists.logp[:, :1] / largest
-        is_final = jnp.all(lists.finished_scores[:, :top] >= reachable, axis=1)
+        lengths = penalties[jnp.maximum(position, 1)] if rules.marian else largest
+        count = rules.beam_size if rules.marian else top
+        reachable = lists.logp[:, :1] / lengths
+        is_final = jnp.all(lists.finished_scores[:, :count] >= reachable, axis=1)
         return (position < limit) & ~is_final  # bool[b]
 
     def extend(lists: _Lists, logp: jax.Array, position: jax.Array) -> tuple[_Lists, jax.Array]:
-        return _extend(lists, logp, position, penalties[position + 1])
+        return _extend(lists, logp, position, penalties[position + 1], rules.marian)
 
     start = _start(len(limit), rules)
     end = beam_search.run(step, cache, start, is_searching, extend, rules)
@@ -78,7 +83,7 @@ def _start(sentences: int, rules: Rules) -> _Lists:
 
 
 def _extend(
-    lists: _Lists, logp: jax.Array, position: jax.Array, penalty: jax.Array
+    lists: _Lists, logp: jax.Array, position: jax.Array, penalty: jax.Array, marian: bool
 ) -> tuple[_Lists, jax.Array]:
     """Adds a token to each live beam; `penalty` float32[] is for sequences that end here.
 
@@ -89,7 +94,8 @@ def _extend(
     sequences = beam_search.gather(lists.tokens, parents).at[:, :, position].set(tokens)
     ends = tokens == EOS
     # The finished ones first: between equal scores they stay.
-    scores = jnp.where(ends, values / penalty, -jnp.inf)
+    counts = ends & (jnp.arange(2 * beams) < beams) if marian else ends
+    scores = jnp.where(counts, values / penalty, -jnp.inf)
     scores = jnp.concatenate([lists.finished_scores, scores], axis=1)
     finished_scores, chosen = jax.lax.top_k(scores, beams)
     finished = beam_search.gather(jnp.concatenate([lists.finished, sequences], axis=1), chosen)
