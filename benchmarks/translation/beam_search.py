@@ -30,8 +30,8 @@ class Rules(NamedTuple):
     @property
     def length_penalties(self) -> jax.Array:
         """GNMT's penalty ((5 + n) / 6)^alpha for n = 0 ... T, or Marian's n^alpha: f32[T + 1]."""
-        offset = 0 if self.marian else 5
-        numbers = (offset + np.arange(self.max_length + 1)) / (offset + 1)
+        lengths = np.arange(self.max_length + 1)
+        numbers = np.maximum(lengths, 1) if self.marian else (5 + lengths) / 6
         return jnp.asarray((numbers**self.alpha).astype(np.float32))
 
 

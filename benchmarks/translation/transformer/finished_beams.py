@@ -57,7 +57,7 @@ def search(step: Step, cache: Cache, limit: jax.Array, rules: Rules) -> tuple[ja
     largest = penalties[limit][:, None]
 
     def is_searching(position: jax.Array, lists: _Lists) -> jax.Array:
-        lengths = penalties[jnp.maximum(position, 1)] if rules.marian else largest
+        lengths = penalties[position] if rules.marian else largest
         count = rules.beam_size if rules.marian else top
         reachable = lists.logp[:, :1] / lengths
         is_final = jnp.all(lists.finished_scores[:, :count] >= reachable, axis=1)

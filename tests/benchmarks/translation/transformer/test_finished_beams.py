@@ -14,10 +14,10 @@ from tests.benchmarks.translation import search_fixture
 from tests.benchmarks.translation.search_fixture import PADDED, T, log_softmax, look_up
 
 
-@functools.partial(jax.jit, static_argnames=("beams", "alpha", "vocab_size", "top"))
-def run(logits, limit, *, beams, alpha=0.6, vocab_size=PADDED, top=1):
+@functools.partial(jax.jit, static_argnames=("beams", "alpha", "vocab_size", "top", "marian"))
+def run(logits, limit, *, beams, alpha=0.6, vocab_size=PADDED, top=1, marian=False):
     step = functools.partial(search_fixture.step, (logits,))
-    rules = Rules(beams, alpha, T, vocab_size, top)
+    rules = Rules(beams, alpha, T, vocab_size, top, marian)
     return finished_beams.search(step, search_fixture.start(len(limit), beams), limit, rules)
 
 
@@ -40,6 +40,29 @@ def plain(logits, row, limit, beams, alpha=0.6, vocab_size=PADDED):
         finished = sorted(finished, key=lambda pair: -pair[0])[:beams]
         live = [(p, [*tokens, token]) for p, tokens, token in ways if token != 1][:beams]
     return finished or [(score(p, limit, alpha), tokens) for p, tokens in live]
+
+
+def plain_marian(logits, row, limit, beams, alpha, vocab_size):
+    """The same by the rules of transformers: ends among the best k only, and an earlier stop."""
+    live, finished = [(np.float32(0), [])], []
+    for n in range(1, limit + 1):
+        best = live[0][0] / np.float32(max(n - 1, 1) ** alpha)
+        if len(finished) == beams and finished[-1][0] >= best:
+            break
+        ways = [
+            (logp + p, [*tokens, token])
+            for logp, tokens in live
+            for token, p in enumerate(log_softmax(look_up(logits, row, tokens)[:vocab_size]))
+            if token != 0
+        ]
+        ways = sorted(ways, key=lambda way: -way[0])[: 2 * beams]
+        ends = [way for way in ways[:beams] if way[1][-1] == 1]
+        finished += [(logp / np.float32(n**alpha), tokens) for logp, tokens in ends]
+        finished = sorted(finished, key=lambda pair: -pair[0])[:beams]
+        live = [way for way in ways if way[1][-1] != 1][:beams]
+    return finished or [
+        (logp / np.float32(max(limit, 1) ** alpha), tokens) for logp, tokens in live
+    ]
 
 
 def exhaustive(logits, row, limit, alpha, vocab_size):
@@ -90,6 +113,19 @@ def test_equals_a_plain_search_that_never_stops_early(beams, vocab_size, top, al
         check(result, expected, row)
         ends.append(expected[0][1][-1:] == [1])
     assert 20 < sum(ends) < 280  # some end with EOS, others at the limit
+
+
+@pytest.mark.parametrize(("beams", "top", "alpha"), [(1, 1, 1.0), (3, 1, 1.0), (3, 3, 0.0)])
+def test_equals_a_plain_search_by_the_rules_for_marian(beams, top, alpha):
+    logits = search_fixture.random_logits(np.random.default_rng(7), 300)
+    limit = np.arange(300) % 6
+    result = run(logits, limit, beams=beams, alpha=alpha, vocab_size=7, top=top, marian=True)
+    others = 0
+    for row in range(300):
+        expected = plain_marian(logits, row, int(limit[row]), beams, alpha, 7)
+        check(result, expected, row)
+        others += expected[0][1] != plain(logits, row, int(limit[row]), beams, alpha, 7)[0][1]
+    assert beams == 1 or alpha == 0 or others > 5  # the rules matter
 
 
 def test_equal_values_go_to_the_lower_index():
