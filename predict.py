@@ -26,9 +26,8 @@ environment.set_defaults(TF_CPP_MIN_LOG_LEVEL="3")
 from commands import predict  # noqa: E402
 from commands.predict import boxes  # noqa: E402
 from commands.predict.model import Request  # noqa: E402
-from common import cli  # noqa: E402
+from common import cli, foreign  # noqa: E402
 from common.errors import UserError  # noqa: E402 (the environment decides how libraries start)
-from common.foreign import files  # noqa: E402
 from configs import finetune, resnet50  # noqa: E402
 
 _GENERAL = ("checkpoint", "format", "out", "batch_size", "accept_other_data")  # of all models
@@ -118,9 +117,8 @@ def _add_kinds(parser: cli.Parser) -> None:
 
 
 def _recipe(file: str) -> Any:
-    """The config for what a file of another library's weights does not decide."""
-    described = files.peek(file).beside.get("config.json", {})
-    is_translator = described.get("model_type") == "marian"
+    """The config for what another library's weights do not decide; `file` may be ""."""
+    is_translator = foreign.vocabulary_folder(file)
     config = finetune.get_config("opus_mt") if is_translator else resnet50.get_config()
     config.precision = "float32"  # as the other library computes
     return config

@@ -87,7 +87,6 @@ class Uses:
     at_once = 8  # examples that a device computes at once to answer, in batches of any size
     # How a trained model is used if predict.py cannot use it, as a sentence.
     hint = "python main.py --mode=eval evaluates it"
-    formats: Sequence[str] = ()  # of --mode=export, beside those of `portable` or `programs`
     # Commands that use a trained model, by purpose, for the report; "{workdir}" stands for its run.
     commands: Mapping[str, str] = {}
 
@@ -141,6 +140,11 @@ class Uses:
         arrays are NumPy's.
         """
         return {}
+
+    @property
+    def formats(self) -> Sequence[str]:
+        """The formats of --mode=export beside those of `portable` or `programs`."""
+        return ()
 
     def write_ctranslate2(self, params: Any, folder: str) -> Sequence[Translated]:
         """Writes a translator into a local folder, for commands/export/translate.py.
@@ -275,6 +279,11 @@ class Sentences(Uses, abc.ABC):
     def languages(self) -> tuple[str, str]:
         """Tags such as "de" and "pt-br", of sentences and of translations; "" where unknown."""
         return "", ""
+
+    @property
+    def codes(self) -> Sequence[str]:
+        """Codes of target languages, with one of which each sentence must begin; () for none."""
+        return ()
 
     @abc.abstractmethod
     def encode(self, text: str) -> list[int]:

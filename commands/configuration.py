@@ -1,7 +1,6 @@
 """Resolves the configuration: one function from the command line to the settings of a run."""
 
 import logging
-import os
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -59,8 +58,8 @@ def resolve(recipe: Recipe | None, mode: str, workdir: str) -> Settings:
         path = locations.check_path(config.init_from, flag, foreign.NAMES)
         file = foreign.find(path, flag)
         model = file or (None if mode == "import" else model_source.peek(path))
-        if mode == "import" and not config.data_dir:  # a vocabulary may be beside the weights
-            config.data_dir = os.path.dirname(file)
+        if mode == "import":
+            config.data_dir = config.data_dir or foreign.vocabulary_folder(file)
     if model:
         values, remarks = benchmarks.adopted_values(config, model, recipe.given, whole)
         for key, value in values.items():

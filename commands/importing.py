@@ -55,8 +55,8 @@ def run(settings: Settings) -> None:
     manifest = describe_run(this.programs, num_examples, imported.metadata)
     for name, content in imported.files.items():
         storage.write(f"{settings.workdir}/{name}", [content])
-    if imported.files:  # they belong to the model, wherever the weights were
-        manifest["config"]["data_dir"] = settings.workdir
+    if imported.files:  # a model is found where its workdir is, and they are in it
+        manifest["config"]["data_dir"] = ""
     checkpoints.save(0, model_items(state), {"step": np.int32(0)}, manifest)
     checkpoints.close()
     _log.info("wrote %s/0: --workdir=%s is a model now", folder, settings.workdir)

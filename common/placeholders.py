@@ -73,9 +73,12 @@ def difference(source: str, translation: str) -> str:
     """
     if not (_may_have(source) or _may_have(translation)) or source == translation:
         return ""
+    balances = [text.count("{") - text.count("}") for text in (source, translation)]
     first = [*_all(source)]
     second = [*_all(translation, is_qt=bool(_IS_QT.search(source)))]
     then, now = Counter(first), Counter(second)
+    if then == now and balances[0] != balances[1] and any("{" in name for name in then):
+        return f"{'lacks' if abs(balances[1]) < abs(balances[0]) else 'adds'} a brace"
     if then == now or Counter(_numbered(first)) == Counter(_numbered(second)):
         return ""
     more = Counter({name: n for name, n in (now - then).items() if name not in _FREE})

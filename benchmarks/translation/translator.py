@@ -122,8 +122,8 @@ class Translator(Benchmark):
     @property
     def languages(self) -> tuple[str, str]:
         """The tags of the languages of the sources and the translations; "" where unknown."""
-        found = self._manifest_languages
-        return found if any(found) else self.vocabulary.languages
+        source, target = zip(self._manifest_languages, self.vocabulary.languages, strict=True)
+        return source[0] or source[1], target[0] or target[1]
 
     @functools.cached_property
     def _manifest_languages(self) -> tuple[str, str]:

@@ -61,6 +61,10 @@ class TranslatorUses(Sentences):
     def languages(self) -> tuple[str, str]:
         return self._benchmark.languages
 
+    @property
+    def codes(self) -> Sequence[str]:
+        return self._benchmark.vocabulary.codes
+
     def check_files(self, manifest: Mapping[str, Any], source: str) -> None:
         """Opens the vocabulary in the data folder; UserError if it is missing, or another one."""
         try:
@@ -103,7 +107,8 @@ class TranslatorUses(Sentences):
         folder, pattern = benchmark.settings.data_dir, benchmark.settings.vocabulary_file
         vocabulary = epath.Path(files.find(folder, pattern, "vocabulary")[0])
         program = ExportableProgram(
-            task=f"translates sentences into {benchmark.language!r}. Their ids are from "
+            task=f"translates sentences into {benchmark.languages[1] or benchmark.language!r}. "
+            f"Their ids are from "
             f"`{vocabulary.name}`, which {_READERS[benchmark.vocabulary.kind]}",
             compute=compute,
             inputs={"sources": (f"batch, {length}", np.int32)},

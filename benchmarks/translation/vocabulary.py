@@ -19,7 +19,7 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from etils import epath
@@ -47,6 +47,7 @@ class Vocabulary:
     size: int  # the number of ids, PAD and EOS included
     language = "de"  # ISO 639-1 code of the texts that `decode` makes
     languages = "", ""  # of the sources and the targets, where the vocabulary is for two; else ""
+    codes: Sequence[str] = ()  # of target languages, with one of which each source must begin
     unknown: int | None = None  # the id of any text without an entry; None if each text has one
 
     def __init__(self, data: bytes, path: str):
@@ -180,6 +181,8 @@ class Marian(Vocabulary):
             with zipfile.ZipFile(io.BytesIO(data)) as archive:
                 self.contents = {name: archive.read(name) for name in self.FILES}
             source, target, *described = self.contents.values()
+            same = b"".join([*self.contents.values()][:3])  # the languages may be named otherwise
+            self.digest = hashlib.sha256(same).hexdigest()
             ids, facts = map(parse_json, described)
             pad, eos, unknown = (ids[name] for name in self.PAD_EOS_UNKNOWN)
             names = {number: name for name, number in ids.items()}
@@ -198,7 +201,9 @@ class Marian(Vocabulary):
                 f"{path} is not the vocabulary of a Marian model ({what}): {one_line(error)}"
             ) from error
         self.languages = facts.get("source_lang") or "", facts.get("target_lang") or ""
-        self.size, self.unknown = len(self.pieces), self.pieces.index(self.PAD_EOS_UNKNOWN[2])
+        self.codes = [name for name in self.pieces if re.fullmatch(">>.+<<", name)]
+        self.size = len(self.pieces)
+        self.unknown = self._unknown = self.pieces.index(self.PAD_EOS_UNKNOWN[2])
         self._ids = {name: i for i, name in enumerate(self.pieces)}
 
     def encode(self, text: str) -> list[int]:
@@ -210,8 +215,8 @@ class Marian(Vocabulary):
     def _encode(self, model: Any, text: str) -> list[int]:
         code = match[0] if (match := re.match(">>.*?<<", text)) else ""
         pieces = [code] * bool(code) + model.encode(text.removeprefix(code), out_type=str)
-        unknown = self.unknown
-        return [i if (i := self._ids.get(piece, unknown)) > EOS else unknown for piece in pieces]
+        ids = (self._ids.get(piece, PAD) for piece in pieces)
+        return [i if i > EOS else self._unknown for i in ids]
 
     def decode(self, ids: Iterable[int]) -> str:
         pieces = [self.pieces[i] for i in _sentence(ids) if i < self.size]

@@ -141,6 +141,7 @@ class Translator:
             batch_type="tokens",
             return_scores=True,
             return_end_token=True,
+            end_token=[self.end, self.start],  # predict.py never chooses the start
         )
 
     def best(self, found):

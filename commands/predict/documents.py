@@ -114,7 +114,7 @@ def write(document: Document, rows: Iterator[Row], out: str) -> None:
         unit.write(text, wrong)
         done, faults = done + 1, faults + bool(wrong)
     save(out, [document.content()])
-    noted = f"; {faults:,} have a note: placeholders or codes differ" if faults else ""
+    noted = f"; notes: {faults:,}, where placeholders or codes differ" if faults else ""
     say(f"{count(document.total, 'message')}: {count(done, 'text')} translated, to review{noted}")
 
 
@@ -126,7 +126,10 @@ def _parts(text: str) -> Iterator[tuple[str, bool]]:
         first, last = (words[0], words[-1] + 1) if words else (0, 0)
         core = "".join(tokens[first:last])
         yield "\n" * bool(i) + "".join(tokens[:first]), False
-        yield core, any(map(str.isalpha, re.sub(_MARK, "", core)))
+        words_only = re.sub(_MARK, "", core)
+        for placeholder in placeholders.find(words_only):
+            words_only = words_only.replace(placeholder, "")
+        yield core, any(map(str.isalpha, words_only))
         yield "".join(tokens[last:]), False
 
 
@@ -228,7 +231,7 @@ def _plural_rule(said: str, target: str) -> tuple[str, int, int, bool]:
     tags = target, target.split("-")[0]
     known = (rule for tag in tags for rule, names in _PLURALS.items() if tag in names.split())
     for rule in (said, *known, _ENGLISH):
-        match = re.match(r"\s*nplurals\s*=\s*(\d)\s*;\s*plural\s*=\s*([^;]+)", rule)
+        match = re.search(r"nplurals\s*=\s*(\d)\s*;\s*plural\s*=\s*([^;]+)", rule)
         with contextlib.suppress(ValueError, ArithmeticError):
             if match:
                 forms = [*map(gettext.c2py(match[2]), range(1000))]

@@ -113,12 +113,14 @@ class Translator:
         """The rows of some lines; an empty line has neither translations nor an error."""
         rows: dict[int, Row] = {}  # by the numbers of lines, as is `sentences`
         sentences: dict[int, Sequence[int]] = {}
-        max_tokens = max(self._uses.lengths[-1], _MAX_TOKENS)
+        max_tokens, codes = max(self._uses.lengths[-1], _MAX_TOKENS), tuple(self._uses.codes)
         for number, line in enumerate(chunk, self._lines + 1):
             ids = [] if line.error else self._uses.encode(line.text)
             error = line.error
             if len(ids) > max_tokens:
                 error = f"{len(ids):,} tokens, more than {max_tokens:,}: split it into sentences"
+            elif ids and codes and not line.text.startswith(codes):
+                error = f"it must begin with the code of a target language, such as {codes[0]}"
             source = {"line": number, "source": line.text}
             rows[number] = Row(source, error, {"translations": []})
             if ids and not error:

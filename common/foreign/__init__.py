@@ -67,6 +67,12 @@ def find(path: str, source: str = "") -> str:
     return str(folder / (published or files)[0])
 
 
+def vocabulary_folder(file: str) -> str:
+    """The folder of a file of weights, if the vocabulary of a translator is in it; else ""."""
+    folder = epath.Path(file).parent
+    return str(folder) if file and (folder / TRANSLATOR[2]).exists() else ""
+
+
 def fetch(name: str, source: str = "") -> tuple[str, str]:
     """Downloads weights; returns a name that means the same bytes for ever, and their path here.
 

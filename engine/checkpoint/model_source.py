@@ -137,7 +137,7 @@ def load(
     path: str,
     checkpoint: str = "latest",
     flag: str = "--workdir",
-    recipe: Callable[[str], Any] | None = None,
+    recipe: Any = None,
     keys: Mapping[str, Any] | None = None,
     quiet: bool = False,
 ) -> Model:
@@ -147,7 +147,7 @@ def load(
       path: of the flag `flag`, checked by `locations.check_path`; without a `recipe` it can only
         mean a checkpoint.
       checkpoint: which one of a workdir: "latest", "best" (in the run's evaluations) or a step.
-      recipe: file of another library's weights -> a config for the keys that they do not decide.
+      recipe: a config for the keys that another library's weights do not decide.
       keys: values that the user has given to some of its keys.
       quiet: whether the log has no note of what such weights do not say, and what is assumed.
     """
@@ -164,14 +164,16 @@ def load(
         def read() -> tuple[int, Weights]:
             return checkpoints.read(choose, functools.partial(read_step, checkpoints), step)
 
-        source = f"{checkpoints.directory}/{step}"
-        return Model(source, step, config_of(manifest).lock(), manifest, read)
-    config, keys = ml_collections.ConfigDict(recipe(file)), keys or {}
+        source, config = f"{checkpoints.directory}/{step}", config_of(manifest)
+        if "imported" in manifest and "vocabulary" in manifest and not config.data_dir:
+            config.data_dir = os.path.dirname(checkpoints.directory)  # --mode=import put it there
+        return Model(source, step, config.lock(), manifest, read)
+    config, keys = ml_collections.ConfigDict(recipe), keys or {}
     config.update(keys)
     values, remarks = benchmarks.adopted_values(config, file, keys, whole=True)
     with config.unlocked():
         config.update(values)
-        config.data_dir = config.data_dir or os.path.dirname(file)  # a vocabulary may be there
+        config.data_dir = config.data_dir or foreign.vocabulary_folder(file)
     for note in () if quiet else remarks:
         _log.info("NOTE %s", note)
     imported = benchmarks.load(config.lock(), "").uses.read_foreign(file)

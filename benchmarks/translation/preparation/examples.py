@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.translation.preparation import packing, vocabularies
+from benchmarks.translation.preparation import languages, packing, vocabularies
 from benchmarks.translation.preparation.pairs import Pair, Pairs, TextInput
 from benchmarks.translation.schema import SIDES
 from benchmarks.translation.vocabulary import EOS, Vocabulary, parse_vocabulary
@@ -60,6 +60,8 @@ def make(args: argparse.Namespace, source: TextInput) -> dict[str, Any]:
     _warn(pairs)
     count = args.shards or min(_MOST, max(_LEAST, source.size // _PER_SHARD))
     size = 0 if vocabulary else args.vocabulary_size or _vocabulary_size(source.size, pairs.train)
+    if vocabulary:
+        _check_languages(source, vocabulary)
     settings: dict[str, Any] = {
         "length": args.length,
         "max_tokens": args.max_tokens,
@@ -101,6 +103,18 @@ def make(args: argparse.Namespace, source: TextInput) -> dict[str, Any]:
             "eval": _write_eval(args.out, vocabulary, pairs.eval, pairs.left_out["eval"]),
         },
     }
+
+
+def _check_languages(source: TextInput, vocabulary: Vocabulary) -> None:
+    """Raises UserError if a vocabulary is for other languages than those of the text."""
+    known = [languages.code(tag).partition("-")[0] for tag in vocabulary.languages]
+    asked = [tag.partition("-")[0] for tag in source.languages]
+    if any(a and b and a != b for a, b in zip(known, asked, strict=True)):
+        raise UserError(
+            f"the text is {' to '.join(source.languages)}, and {vocabulary.path} is for "
+            f"{' to '.join(vocabulary.languages)}: take another model, or turn the text with "
+            "--source_language or by the order of its files"
+        )
 
 
 def _warn(pairs: Pairs) -> None:

@@ -12,6 +12,7 @@ interruption the same command continues. docs/data.md describes the formats.
 
 import argparse
 import os
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -123,12 +124,14 @@ def prepare(args: argparse.Namespace) -> str:
     """Prepares the records; returns the last line to print."""
     content = make(args)
     train = content["splits"]["train"]
-    if train["examples"] * content["length"] < _MANY:  # the workdir is not the Transformer's
+    is_marian = content["vocabulary"]["kind"] == "marian"
+    # The workdir is not the Transformer's.
+    if train["examples"] * content["length"] < _MANY and not is_marian:
         keys = arguments.keys(**arguments.fitted(train["pairs"], 64, 12, 2000))
         keys += _eval_lengths(content)
         command = arguments.train_command("small.py:gnmt", args.out, *keys)
         print(f"GNMT, a recurrent translator, trains on the same records: {command}_gnmt")
-    return _last_line(args.out, content)
+    return _last_line(args, content)
 
 
 def make(args: argparse.Namespace) -> dict[str, Any]:
@@ -164,19 +167,21 @@ def _report(content: dict[str, Any], args: argparse.Namespace) -> None:
     )
 
 
-def _last_line(out: str, content: dict[str, Any]) -> str:
-    splits = content["splits"]
+def _last_line(args: argparse.Namespace, content: dict[str, Any]) -> str:
+    out, splits = args.out, content["splits"]
     size = sum(split["bytes"] for split in splits.values())
     pairs = [splits[name]["pairs"] for name in ("train", "eval")]
-    if splits["train"]["pairs"] < _PUBLISHED and content["vocabulary"]["kind"] != "marian":
-        _name_published(out, content)
-    recipe, flags = _schedule(splits["train"]["examples"], content["length"])
-    if content["length"] != ROW_LENGTH:
-        flags.append(f"--config.row_length={content['length']}")
-    flags += _eval_lengths(content)
+    if content["vocabulary"]["kind"] == "marian":
+        model = args.vocabulary.removesuffix("/vocab.json")
+        command = _fine_tune_command(model, out, content)
+    else:
+        if splits["train"]["pairs"] < _PUBLISHED:
+            _name_published(out, content)
+        recipe, flags = _schedule(splits["train"]["examples"], content["length"])
+        command = arguments.train_command(recipe, out, *flags, *_further_flags(content))
     return (
         f"{pairs[0]:,} train and {pairs[1]:,} eval pairs are in {out} ({size / 1e6:,.0f} MB); "
-        f"train on them: {arguments.train_command(recipe, out, *flags)}"
+        f"train on them: {command}"
     )
 
 
@@ -186,19 +191,30 @@ def _name_published(out: str, content: dict[str, Any]) -> None:
     if not all(tags):
         return
     model, folder = f"hf-hub:Helsinki-NLP/opus-mt-{'-'.join(tags)}", f"{out.rstrip('/')}_opus"
-    keys = [f"--config.init_from={model}", *_eval_lengths(content)]
-    rows = content["splits"]["train"]["examples"]
-    keys += [f"--config.train_batch_size={size}"] if (size := _batch(32, rows)) < 32 else []
     print(
         f"so few pairs teach more to a model that knows {' and '.join(tags)} (if the hub has "
         f"{model}): prepare them with --vocabulary={model} --out={folder}, then "
-        f"{arguments.train_command('finetune.py:opus_mt', folder, *keys)}"
+        f"{_fine_tune_command(model, folder, content)}"
     )
+
+
+def _fine_tune_command(model: str, out: str, content: dict[str, Any]) -> str:
+    rows = content["splits"]["train"]["examples"]
+    keys = [f"--config.init_from={shlex.quote(model)}", *_further_flags(content)]
+    keys += [f"--config.train_batch_size={size}"] if (size := _batch(32, rows)) < 32 else []
+    return arguments.train_command("finetune.py:opus_mt", out, *keys)
 
 
 def _batch(most: int, rows: int) -> int:
     """A power of 2 that is at most a quarter of the rows."""
     return 1 << (min(most, rows // 4) or 1).bit_length() - 1
+
+
+def _further_flags(content: dict[str, Any]) -> list[str]:
+    """The flags for rows and evaluation sentences of other lengths than the recipes'."""
+    length = content["length"]
+    flags = [] if length == ROW_LENGTH else [f"--config.row_length={length}"]
+    return flags + _eval_lengths(content)
 
 
 def _eval_lengths(content: dict[str, Any]) -> list[str]:

@@ -21,7 +21,7 @@ from benchmarks.translation.schema import FEATURES
 from benchmarks.translation.transformer import finished_beams, losses, marian, models, records
 from benchmarks.translation.transformer.ctranslate import CTranslateUses
 from benchmarks.translation.translator import Length, Translator
-from benchmarks.translation.vocabulary import EOS
+from benchmarks.translation.vocabulary import EOS, PAD, Marian
 from benchmarks.uses import Imported
 from common.data import files
 from common.errors import ConfigError, DataError
@@ -218,6 +218,10 @@ class Transformer(Translator, RecordBenchmark[records.Records]):
         """
         del rng
         settings, targets = self.settings, batch["targets"]
+        if settings.variant == "marian":  # word 0 is only the start there, and its row stays
+            table = params["embedding"]
+            start = jax.lax.stop_gradient(table[PAD])
+            params = {**params, "embedding": table.at[PAD].set(start)}
         features: Any = self.network.apply({"params": params}, batch, batch["dropout"])
         real = (targets > 0).astype(jnp.promote_types(features.dtype, jnp.float32))
         rule, bias = (self.vocabulary_size, settings.label_smoothing), params.get("logits_bias")
@@ -247,7 +251,10 @@ class _Uses(CTranslateUses):
 
     @property
     def formats(self) -> Sequence[str]:
-        return (*super().formats, *["hf"] * (self._benchmark.settings.variant == "marian"))
+        benchmark: Any = self._benchmark
+        is_marian = benchmark.settings.variant == "marian"
+        has_pieces = is_marian and isinstance(benchmark.vocabulary, Marian)
+        return (*super().formats, *["hf"] * has_pieces)
 
     def foreign_folder(self, params: Any) -> tuple[Mapping[str, np.ndarray], Mapping[str, bytes]]:
         benchmark: Any = self._benchmark

@@ -20,7 +20,9 @@ _EXAMPLES = 16  # sentences that an export is checked with
 class CTranslateUses(TranslatorUses):
     """The uses of a translator that CTranslate2 computes."""
 
-    formats: Sequence[str] = ("ctranslate2",)
+    @property
+    def formats(self) -> Sequence[str]:
+        return ("ctranslate2",)
 
     def write_ctranslate2(self, params: Any, folder: str) -> list[Translated]:
         benchmark: Any = self._benchmark
@@ -102,7 +104,6 @@ def _spec(network: models.Transformer, params: Any, size: int, positions: int) -
     spec.decoder.projection.weight = table
     if variant.has_biases:
         spec.decoder.projection.bias = params["logits_bias"][:size]
-    spec.decoder.start_from_zero_embedding = variant.has_biases
     for name, stack in ("encoder", spec.encoder), ("decoder", spec.decoder):
         stack.position_encodings.encodings = encodings
         for i, layer in enumerate(stack.layer):

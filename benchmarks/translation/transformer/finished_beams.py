@@ -27,7 +27,7 @@ class _Lists(NamedTuple):
 
 
 def search(step: Step, cache: Cache, limit: jax.Array, rules: Rules) -> tuple[jax.Array, jax.Array]:
-    """Finds the sequences with the largest logp / ((5 + n) / 6)^alpha; n counts EOS.
+    """Finds the sequences with the largest logp / `rules.length_penalties`[n]; n counts EOS.
 
     Each step takes the best 2k continuations of a sentence's k live beams. Those that end with EOS
     compete with the k finished ones. The best k of the others stay live. A sentence is done when

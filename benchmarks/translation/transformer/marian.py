@@ -16,7 +16,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from benchmarks.translation.vocabulary import EOS, PAD, Marian, marian_archive
 from benchmarks.uses import Imported
-from common.errors import DataError
+from common.errors import ConfigError, DataError
 from common.foreign import files
 from common.foreign.files import Foreign
 
@@ -82,15 +82,26 @@ def foreign_settings(file: str) -> tuple[dict[str, Any], list[tuple[str, str]]] 
 
 def read(benchmark: Any, file: str) -> Imported:
     """Reads the weights in a folder; DataError if the benchmark's data have another vocabulary."""
-    source, folder = files.read(file), os.path.dirname(file)
+    folder = os.path.dirname(file)
     vocabulary = Marian(marian_archive(folder), folder)
     if benchmark.vocabulary.digest != vocabulary.digest:
         raise DataError(
             f"{benchmark.vocabulary.path} is not the vocabulary of {folder}: prepare the text "
             f"again with --vocabulary={folder}"
         )
+    for key, value in (foreign_settings(file) or ({},))[0].items():
+        if value != (own := getattr(benchmark.settings, key)):
+            raise ConfigError(f"config.{key}={own!r}, but {folder} has {value!r}: leave it out")
+    source = files.read(file)
+    ids = [source.beside["config.json"].get(f"{name}_token_id") for name in ("pad", "eos")]
+    if ids != vocabulary.marian_ids[:2]:
+        raise DataError(
+            f"{folder}/config.json has pad_token_id={ids[0]} and eos_token_id={ids[1]}, and "
+            f"vocab.json {vocabulary.marian_ids[0]} and {vocabulary.marian_ids[1]}"
+        )
     params, _ = jax.eval_shape(benchmark.init, jax.random.key(0))
-    shapes = {path: x.shape for path, x in flatten_dict(params, sep="/").items()}
+    named: Any = flatten_dict(params, sep="/")
+    shapes = {path: x.shape for path, x in named.items()}
     layout = functools.partial(_theirs, vocabulary)
     arrays = _arrays(source, vocabulary.size)
     values = files.adapt(file, arrays, shapes, layout)

@@ -36,8 +36,7 @@ class Variant(NamedTuple):
     """What programs that train Transformers do in different ways."""
 
     post_norm: bool  # norm(x + f(x)) instead of x + f(norm(x))
-    # Whether attention and logits have biases, and the decoder starts with zeros instead of word 0.
-    has_biases: bool
+    has_biases: bool  # of attention and of the logits
     ends_at_slowest: bool  # whether the last frequency of the positions is 1/10000
     epsilon: float  # added to the norms' variance
 
@@ -400,9 +399,7 @@ class Transformer(nn.Module):
         return (self._words(ids) + table[position]).astype(self.dtype)
 
     def _words(self, ids: jax.Array) -> jax.Array:
-        x = self.embedding[ids] * math.sqrt(self.width)
-        # Of Marian's, word 0 is the start only, and its row stays as it is.
-        return jnp.where(ids[..., None] == 0, 0, x) if self.variant.has_biases else x
+        return self.embedding[ids] * math.sqrt(self.width)
 
     def _positions(self, length: int) -> jax.Array:
         return jnp.asarray(positional_encoding(length, self.width, self.variant.ends_at_slowest))

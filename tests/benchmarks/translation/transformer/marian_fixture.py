@@ -44,6 +44,7 @@ def write_folder(folder: pathlib.Path, **described: Any) -> dict[str, np.ndarray
         "activation_function": "swish",
         "scale_embedding": True,
         "pad_token_id": pad,
+        "eos_token_id": 0,
         "decoder_start_token_id": pad,
     }
     for stack in ("encoder", "decoder"):
@@ -64,9 +65,7 @@ def random_arrays(words: int) -> dict[str, np.ndarray]:
     def normal(*shape: int, mean: float = 0.0) -> np.ndarray:
         return draw.normal(mean, 0.3, shape).astype(np.float32)
 
-    table = normal(words, WIDTH)
-    table[-1] = 0  # transformers embeds padding, with which the decoder starts, as zeros
-    arrays = {"model.shared.weight": table, "final_logits_bias": normal(1, words)}
+    arrays = {"model.shared.weight": normal(words, WIDTH), "final_logits_bias": normal(1, words)}
     for stack in ("encoder", "decoder"):
         for i in range(LAYERS):
             sizes = {"fc1": (HIDDEN, WIDTH), "fc2": (WIDTH, HIDDEN)}
