@@ -201,7 +201,8 @@ class Marian(Vocabulary):
                 f"{path} is not the vocabulary of a Marian model ({what}): {one_line(error)}"
             ) from error
         self.languages = facts.get("source_lang") or "", facts.get("target_lang") or ""
-        self.codes = [name for name in self.pieces if re.fullmatch(">>.+<<", name)]
+        codes = [name for name in self.pieces if re.fullmatch(">>.+<<", name)]
+        self.codes = codes if len(codes) > 1 else ()  # a single one says nothing
         self.size = len(self.pieces)
         self.unknown = self._unknown = self.pieces.index(self.PAD_EOS_UNKNOWN[2])
         self._ids = {name: i for i, name in enumerate(self.pieces)}

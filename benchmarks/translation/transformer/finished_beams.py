@@ -57,9 +57,11 @@ def search(step: Step, cache: Cache, limit: jax.Array, rules: Rules) -> tuple[ja
     largest = penalties[limit][:, None]
 
     def is_searching(position: jax.Array, lists: _Lists) -> jax.Array:
-        lengths = penalties[position] if rules.marian else largest
-        count = rules.beam_size if rules.marian else top
-        reachable = lists.logp[:, :1] / lengths
+        divisors, count = largest, top
+        if rules.marian:  # of the tokens so far, which stay as they are where the search has ended
+            lengths = jnp.sum(lists.tokens[:, 0] > 0, -1)
+            divisors, count = penalties[lengths][:, None], rules.beam_size
+        reachable = lists.logp[:, :1] / divisors
         is_final = jnp.all(lists.finished_scores[:, :count] >= reachable, axis=1)
         return (position < limit) & ~is_final  # bool[b]
 
