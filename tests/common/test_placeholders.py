@@ -36,6 +36,8 @@ DIFFER = [
     ("%s", "% s", "lacks %s"),
     ("%d of %s", "%s", "lacks %d"),
     ("{name}", "{Name}", "lacks {name}, adds {Name}"),
+    ("{name}", "{name}}", "adds a brace"),
+    ("a {} {", "a {}", "lacks a brace"),
     ("{name}", "{ name }", "lacks {name}, adds { name }"),
     ("%(n)d", "%(n) d", "lacks %(n)d"),
     ("%5.2f", "%5,2f", "lacks %5.2f"),

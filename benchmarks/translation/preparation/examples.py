@@ -53,6 +53,8 @@ def make(args: argparse.Namespace, source: TextInput) -> dict[str, Any]:
         The manifest's content, a function of the input, the seed and the settings.
     """
     state, vocabulary = writing.State(args.out), source.vocabulary
+    if vocabulary:
+        _check_languages(source, vocabulary)
     stamps, pairs = source.stamps(), source.read()
     if source.stamps() != stamps:
         raise UserError("the training files changed while they were read: start again")
@@ -60,8 +62,6 @@ def make(args: argparse.Namespace, source: TextInput) -> dict[str, Any]:
     _warn(pairs)
     count = args.shards or min(_MOST, max(_LEAST, source.size // _PER_SHARD))
     size = 0 if vocabulary else args.vocabulary_size or _vocabulary_size(source.size, pairs.train)
-    if vocabulary:
-        _check_languages(source, vocabulary)
     settings: dict[str, Any] = {
         "length": args.length,
         "max_tokens": args.max_tokens,

@@ -124,6 +124,8 @@ RUSSIAN = r"nplurals=3; plural=(n%10==1 && n%100!=11 ? 0 : n%10>=2 && n%10<=4 &&
         ("nplurals=INTEGER; plural=EXPRESSION;", "cs", "One file|%d files|%d files"),
         ("nplurals=2; plural=(n==1);", "de", "%d files|One file"),
         ("nplurals=2; plural=n/0;", "de", "One file|%d files"),
+        # As in files of git and GNOME.
+        ("Plural-Forms: nplurals=3; plural=(n==1 ? 0 : 1);", "de", "One file|%d files|%d files"),
     ],
 )
 def test_plural_forms(tmp_path, header, language, texts):
@@ -250,6 +252,12 @@ def test_a_memory_gets_what_it_lacks_and_keeps_what_people_wrote(tmp_path):
         translate(tmp_path, "c.tmx", TMX, ("es", "de"))
     with pytest.raises(ConfigError, match=r"d\.tmx.*--target_language"):
         translate(tmp_path, "d.tmx", TMX, ("", ""))
+
+
+def test_text_of_placeholders_alone_stays(tmp_path):
+    text = 'msgid ""\nmsgstr ""\n\nmsgid "%s: {name}"\nmsgstr ""\n\nmsgid "%s is here"\nmsgstr ""\n'
+    _, seen = translate(tmp_path, "a.po", text)
+    assert seen == ["%s is here"]
 
 
 def test_what_cannot_be_translated_stays_untranslated(tmp_path):

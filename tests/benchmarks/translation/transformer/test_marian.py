@@ -21,9 +21,10 @@ import benchmarks
 import predict
 from benchmarks.translation.transformer import marian
 from benchmarks.translation.vocabulary import EOS, PAD, Marian, load_vocabulary, marian_archive
-from common.errors import ConfigError, DataError
+from common.errors import ConfigError, DataError, UserError
 from configs import finetune
 from engine.checkpoint import model_source
+from scripts import prepare
 from tests.benchmarks.translation.transformer import marian_fixture
 from tests.benchmarks.translation.transformer.marian_fixture import TEXTS, write_folder
 from tests.test_main import ROOT, environment
@@ -189,6 +190,32 @@ def test_other_networks_are_refused(changes, message, folder, tmp_path):
     (tmp_path / "x" / "config.json").write_text(json.dumps(config))
     with pytest.raises(DataError, match=message):
         model_source.load(str(tmp_path / "x"), recipe=finetune.get_config("opus_mt"))
+
+
+def test_text_in_the_other_direction_is_refused(folder, tmp_path):
+    for tag, lines in zip(("de", "en"), TEXTS, strict=True):
+        (tmp_path / f"train.{tag}").write_text("\n".join(f"{i} {lines[i % 3]}" for i in range(99)))
+    flags = [f"--vocabulary={folder}", f"--out={tmp_path}/out"]
+    sides = f"--train_source={tmp_path}/train.en", f"--train_target={tmp_path}/train.de"
+    with pytest.raises(UserError, match="the text is en to de.*is for de to en"):
+        prepare.make("text", [*sides, *flags])
+    turned = f"--train_source={tmp_path}/train.de", f"--train_target={tmp_path}/train.en"
+    prepare.make("text", [*turned, *flags])
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["languages"] == ["de", "en"] and manifest["vocabulary"]["kind"] == "marian"
+    digest = load_vocabulary(f"{folder}/vocab.json").digest
+    assert manifest["vocabulary"]["sha256"] == digest
+
+
+def test_a_model_of_several_languages_wants_a_code(folder, tmp_path, capsys):
+    several = tmp_path / "several"
+    shutil.copytree(folder, several)
+    ids = json.loads((folder / "vocab.json").read_text())
+    ids[">>it<<"] = ids.pop([*ids][5])
+    (several / "vocab.json").write_text(json.dumps(ids))
+    assert predict.main(["Ein Hund", f"--model={several}"]) == 1
+    assert ">>it<<" in capsys.readouterr().err
+    assert predict.main([">>fr<<Ein Hund", f"--model={several}"]) == 0
 
 
 @pytest.mark.parametrize("keys", [{"activation": "relu"}, {"variant": "tensor2tensor"}])
