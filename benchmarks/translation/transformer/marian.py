@@ -16,6 +16,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from benchmarks.translation.vocabulary import EOS, PAD, Marian, marian_archive
 from benchmarks.uses import Imported
+from common import foreign
 from common.errors import ConfigError, DataError
 from common.foreign import files
 from common.foreign.files import Foreign
@@ -56,6 +57,8 @@ _LAYERS = {  # of our arrays: names there, with several where one of ours is spl
 
 def foreign_settings(file: str) -> tuple[dict[str, Any], list[tuple[str, str]]] | None:
     """The keys of the config that a folder decides; None if `file` is of another model."""
+    if not foreign.vocabulary_folder(file):  # other files are not read for it
+        return None
     described = files.peek(file).beside.get("config.json", {})
     if described.get("model_type") != TYPE:
         return None
