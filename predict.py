@@ -117,7 +117,7 @@ def _add_kinds(parser: cli.Parser) -> None:
 
 
 def _recipe(file: str) -> Any:
-    """The config for what another library's weights do not decide; `file` may be ""."""
+    """The config for what another library's weights do not decide."""
     is_translator = foreign.vocabulary_folder(file)
     config = finetune.get_config("opus_mt") if is_translator else resnet50.get_config()
     config.precision = "float32"  # as the other library computes

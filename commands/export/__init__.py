@@ -66,8 +66,8 @@ def choose(names: str) -> tuple[str, ...]:
     unknown = [name for name in wanted if name not in PATHS]
     if unknown or not wanted:
         raise ConfigError(f"--format={names}: use one or more of {', '.join(PATHS)}, with commas")
-    for name in {"onnx", "ctranslate2"}.intersection(wanted):
-        if importlib.util.find_spec(name) is None:
+    for name in ("onnx", "ctranslate2"):
+        if name in wanted and importlib.util.find_spec(name) is None:
             raise ConfigError(
                 f"--format={name} needs the package {name}, which is not installed: "
                 f"pip install {name}"

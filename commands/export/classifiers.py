@@ -79,7 +79,7 @@ class Classifier:
     def read(self, name: str, path: str) -> Compute:
         """Reads a format back, "hf" as other libraries' weights; returns what it computes."""
         if name == "hf":
-            back = model_source.load(path, recipe=self.trained.config, quiet=True)
+            back = model_source.load(path, recipe=lambda _: self.trained.config, quiet=True)
             portable = back.benchmark.uses.portable(back.params, back.model_state)
             assert portable is not None
             return lambda images: np.asarray(portable.logits(images))

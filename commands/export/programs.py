@@ -87,7 +87,7 @@ def write(
         for file, content in program.files.items():
             pathlib.Path(folder, file).write_bytes(content)
     rows |= {
-        name: translators.FORMS[name](model, folder) for name in {*chosen} & {*translators.FORMS}
+        name: translators.FORMS[name](model, folder) for name in chosen if name in translators.FORMS
     }
     text = formats.filled("program.md", model=model, programs=shown, rows=rows)
     pathlib.Path(folder, "README.md").write_text(text, encoding="utf-8")

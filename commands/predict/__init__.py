@@ -47,8 +47,7 @@ def run(request: Request) -> int:
     values = {key: value for name, key in _KEYS.items() if (value := request.options.get(name))}
     if "data_dir" in values:
         values["data_dir"] = locations.check_path(values["data_dir"], "--data_dir")
-    recipe = request.recipe and request.recipe(foreign.find(path, flag))
-    model = model_source.load(path, request.checkpoint, flag, recipe, request.keys)
+    model = model_source.load(path, request.checkpoint, flag, request.recipe, request.keys)
     uses = model.benchmark.uses
     kind = next((kind for use, kind in KINDS.items() if isinstance(uses, use)), None)
     if kind is None:

@@ -137,7 +137,7 @@ def load(
     path: str,
     checkpoint: str = "latest",
     flag: str = "--workdir",
-    recipe: Any = None,
+    recipe: Callable[[str], Any] | None = None,
     keys: Mapping[str, Any] | None = None,
     quiet: bool = False,
 ) -> Model:
@@ -147,12 +147,12 @@ def load(
       path: of the flag `flag`, checked by `locations.check_path`; without a `recipe` it can only
         mean a checkpoint.
       checkpoint: which one of a workdir: "latest", "best" (in the run's evaluations) or a step.
-      recipe: a config for the keys that another library's weights do not decide.
+      recipe: another library's file -> a config for the keys that its weights do not decide.
       keys: values that the user has given to some of its keys.
       quiet: whether the log has no note of what such weights do not say, and what is assumed.
     """
-    file = foreign.find(path, flag) if recipe is not None else ""
-    if not file:
+    file = foreign.find(path, flag) if recipe else ""
+    if not (recipe and file):
         checkpoints, choose = open_checkpoint(path.rstrip("/"), flag, checkpoint)
         step, manifest = checkpoints.read(choose, checkpoints.manifest)
         if keys:
@@ -168,7 +168,7 @@ def load(
         if "imported" in manifest and "vocabulary" in manifest and not config.data_dir:
             config.data_dir = os.path.dirname(checkpoints.directory)  # --mode=import put it there
         return Model(source, step, config.lock(), manifest, read)
-    config, keys = ml_collections.ConfigDict(recipe), keys or {}
+    config, keys = ml_collections.ConfigDict(recipe(file)), keys or {}
     config.update(keys)
     values, remarks = benchmarks.adopted_values(config, file, keys, whole=True)
     with config.unlocked():

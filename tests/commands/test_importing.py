@@ -90,7 +90,7 @@ def test_what_an_import_writes(imported, folder):
 
 
 def test_a_file_is_a_model_like_its_workdir(imported, folder, backbone):
-    file = model_source.load(folder, "latest", "--model", config_of())
+    file = model_source.load(folder, "latest", "--model", lambda _: config_of())
     workdir = model_source.load(str(imported))
     assert (file.source, file.step) == (f"{folder}/model.safetensors", 0)
     assert file.config.image_size == 16 and file.config.num_label_classes == 5
@@ -98,10 +98,10 @@ def test_a_file_is_a_model_like_its_workdir(imported, folder, backbone):
         assert file.manifest[key] == workdir.manifest[key]
     for mine, theirs in ((file.params, workdir.params), (file.model_state, workdir.model_state)):
         jax.tree.map(np.testing.assert_array_equal, mine, theirs)
-    same = model_source.load(str(imported), "latest", "--model", config_of())
+    same = model_source.load(str(imported), "latest", "--model", lambda _: config_of())
     assert (same.source, same.config) == (workdir.source, workdir.config)
     with pytest.raises(CheckpointError, match="--model=.*x.safetensors has no classifier"):
-        model_source.load(backbone, "latest", "--model", config_of())
+        model_source.load(backbone, "latest", "--model", lambda _: config_of())
 
 
 def test_its_report_says_where_it_is_from(imported, folder, tiny_records, capsys):

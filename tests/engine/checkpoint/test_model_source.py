@@ -58,9 +58,9 @@ def test_a_workdir_may_be_named_as_a_number_and_have_weights_beside_its_checkpoi
     own = pathlib.Path(workdir).rename(tmp_path / "7")
     (own / "model.safetensors").touch()
     (tmp_path / "8/checkpoints").mkdir(parents=True)
-    assert model_source.load(f"{own}/", recipe=recipe).source == f"{own}/checkpoints/4"
+    assert model_source.load(f"{own}/", recipe=lambda _: recipe).source == f"{own}/checkpoints/4"
     with pytest.raises(CheckpointError, match=r"^--model=.*/8: .* has no complete checkpoint"):
-        model_source.load(f"{tmp_path}/8", "best", "--model", recipe)
+        model_source.load(f"{tmp_path}/8", "best", "--model", lambda _: recipe)
 
 
 def test_a_workdir_does_not_choose_the_folder_of_compiled_programs(workdir):

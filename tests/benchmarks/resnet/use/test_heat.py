@@ -146,7 +146,9 @@ def test_the_maps_are_those_of_grad_cam_in_pytorch(tmp_path):
     expected = maps / maps.max((1, 2), keepdims=True)
     recipe = resnet50.get_config()
     recipe.precision = "float32"
-    model = model_source.load(str(tmp_path / "model.pth"), "latest", "--model", recipe, {})
+    model = model_source.load(
+        str(tmp_path / "model.pth"), "latest", "--model", lambda _: recipe, {}
+    )
     uses: Any = model.benchmark.uses
     found = jax.jit(uses.heat_maps)(model.params, model.model_state, images, jnp.array(classes))
     np.testing.assert_allclose(found, expected, atol=1e-3)

@@ -321,12 +321,12 @@ def test_predict_takes_what_a_checkpoint_does_not_say(folder, caplog):
     prefix, expected = written(folder, 50, "1", form=1)
     recipe = make_tiny_config("", precision="float32")
     caplog.set_level("INFO", logger="tpu_suite")
-    model = model_source.load(prefix, "latest", "--model", recipe)
+    model = model_source.load(prefix, "latest", "--model", lambda _: recipe)
     assert model.config.resnet_version == "1.5"
     assumed = [text for text in caplog.messages if text.startswith("NOTE ")]
     caplog.clear()
     keys = {"resnet_version": "1", "input_spec": "vgg"}
-    model = model_source.load(prefix, "latest", "--model", recipe, keys)
+    model = model_source.load(prefix, "latest", "--model", lambda _: recipe, keys)
     assert keys.items() <= model.config.to_dict().items()
     said = [text for text in caplog.messages if text.startswith("NOTE ")]
     assert assumed[:1] == said and len(assumed) == 3  # the moving averages are left out
