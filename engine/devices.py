@@ -7,6 +7,7 @@ import os
 import jax
 
 from common.errors import DeviceError, one_line
+from engine import environment
 
 # PCI ids. Google's network cards have its vendor id, too, on every VM of its cloud.
 _GOOGLE = "0x1ae0"
@@ -19,6 +20,9 @@ _INSTALL_CUDA = "bash scripts/setup.sh cuda && . .venv/bin/activate"
 
 def open_platform() -> str:
     """Opens jax's devices and returns the name of their platform; DeviceError if that fails."""
+    wanted = os.environ.get("JAX_PLATFORMS", "").split(",")[0]
+    if wanted == "cpu" or not (wanted or tpu_chips() or count_gpus()):
+        environment.keep_freed_memory()  # the threads that jax starts now stay in malloc's arena
     try:
         return jax.default_backend()
     except (RuntimeError, AssertionError) as error:  # the latter without a GPU

@@ -51,8 +51,9 @@ def keep_freed_memory() -> None:
     """Makes malloc keep freed memory for the next step, for runs whose devices are CPUs.
 
     XLA allocates the temporaries of each step again on CPUs. By default glibc returns large blocks
-    to the system, and new pages took a quarter of an SSD step's time (docs/performance.md). This
-    does nothing where malloc is not glibc's.
+    to the system, and new pages took a quarter of an SSD step's time (docs/performance.md). Call
+    this before jax opens its devices: a thread that has its own arena already goes on mapping
+    blocks. It does nothing where malloc is not glibc's.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from benchmarks.base import Benchmark, Target
 from common.errors import RESTART, ConfigError, DataError
 from common.progress import set_progress_listener
-from engine import compiler, devices, environment, sharding
+from engine import compiler, devices, sharding
 from engine.cluster import guard, hostlog, preemption, processes, watchdog
 from engine.locations import check_folder
 from engine.plan import Programs, Settings, targets_of
@@ -31,8 +31,6 @@ class Run:
         """Checks devices, workdir and batch sizes; opens no data."""
         set_progress_listener(_note_progress)
         devices.check_platform()
-        if jax.default_backend() == "cpu":
-            environment.keep_freed_memory()
         compiler.use_cache(settings.compilation_cache)
         check_folder(settings.workdir)
         cache_dir = str(epath.Path(settings.workdir) / "data_index")

@@ -14,7 +14,7 @@ from absl import app, flags
 import main as program
 from common import entry
 from common.progress import duration
-from engine import compiler, devices, environment, pace
+from engine import compiler, devices, pace
 from engine.plan import Programs, make_plan, read_settings
 
 
@@ -23,8 +23,7 @@ def main(argv: Any) -> None:
     config = flags.FLAGS.config
     config.init_from = ""  # with other weights a step takes as long
     settings = read_settings(config.lock())
-    if devices.open_platform() == "cpu":
-        environment.keep_freed_memory()
+    devices.open_platform()
     compiler.use_cache(settings.compilation_cache)
     programs = Programs.make(settings)
     plan = make_plan(settings, programs.benchmark, programs.benchmark.open("train"))

@@ -31,7 +31,7 @@ from commands import preflight
 from commands import recipe as recipes
 from common import cli, entry
 from common.errors import ConfigError
-from engine import compiler, devices, environment, pace
+from engine import compiler, devices, pace
 from engine.forecast import topology
 from engine.plan import Programs, make_plan, read_settings
 from scripts.bench import batches, peers
@@ -125,7 +125,6 @@ def prepare(flags: argparse.Namespace) -> tuple[Any, Mapping[str, Callable[[], A
     elif flags.peer:
         peers.check(config)
     if devices.open_platform() == "cpu":
-        environment.keep_freed_memory()  # a run on CPUs does so too; both use malloc
         is_set = any(text.startswith("precision=") for text in flags.set)
         if "precision" in config and not is_set:
             config.precision = "float32"
