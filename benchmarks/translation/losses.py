@@ -17,7 +17,7 @@ from common.layers import device_kind
 
 MASKED_LOGIT = -1e9  # of columns that are no words and of masked keys; finite: no row is nan
 _CACHED = 1 << 21  # logits of a slice on CPUs: 8 MB in float32 stay in the caches
-_MIN_TOKENS = 128  # of a slice on CPUs: the products of fewer are slow
+_MIN_TOKENS = 256  # of a slice on CPUs: the products of fewer are slow
 
 
 class _Rule(NamedTuple):
