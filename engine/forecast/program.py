@@ -66,31 +66,48 @@ class Program:
     def error(self) -> calibration.Error:
         """How far its time may be off; no run is faster than `limits`."""
         found = calibration.error(self.topology.chip)
-        fastest = max(self.limits.values()) / self.seconds if self.seconds else 0.0
-        return dataclasses.replace(found, least=max(found.least, fastest))
+        if not self.seconds:
+            return found
+        fastest = max(self.limits.values()) / self.seconds
+        slow = self._seconds_of("gather", "scatter") / self.seconds
+        return dataclasses.replace(
+            found,
+            least=max(found.least, fastest),
+            most=found.most + (calibration.GATHERS - found.most) * slow,
+        )
+
+    def _seconds_of(self, *kinds: str) -> float:
+        return sum(x.times * x.seconds for x in self.operations if x.kind in kinds)
 
     @property
     def notes(self) -> list[str]:
         """What is not known of its time, as sentences."""
         lines = []
-        kernels = [operation for operation in self.operations if operation.is_kernel]
-        if kernels:
-            runs = round(sum(kernel.times for kernel in kernels))
-            milliseconds = 1e3 * sum(kernel.times * kernel.seconds for kernel in kernels)
+        priced = [operation for operation in self.operations if operation.kind]
+        counts = [
+            f"{count(round(sum(x.times for x in priced if x.kind == kind)), kind)} as "
+            f"{1e3 * self._seconds_of(kind):.1f} ms"
+            for kind in sorted({operation.kind for operation in priced})
+        ]
+        if counts:
             lines.append(
-                f"{count(runs, 'run')} of kernels without an estimate count as {milliseconds:.1f} "
-                "ms: each is the longer of bytes / bandwidth and bundles / clock; their FLOPs, and "
-                "blocks that they fetch twice, are not known"
+                f"without an estimate of the compiler count {', '.join(counts)}: each is the "
+                "longer of bytes / bandwidth and bundles / clock; the FLOPs of kernels, and blocks "
+                "that they fetch twice, are not known"
             )
-        if unknown := [kernel.name for kernel in kernels if kernel.bundles is None]:
+        if slow := self._seconds_of("gather", "scatter"):
             lines.append(
-                f"too short: {len(unknown)} kernels count by their bytes alone, because libtpu "
-                f"does not say how many bundles they issue ({', '.join(unknown[:3])})"
+                f"gathers and scatters take {1e3 * slow:.1f} to "
+                f"{1e3 * calibration.GATHERS * slow:.1f} ms, as the interval says: a measured one "
+                "took four times as long as its bundles"
             )
-        if sorts := [operation for operation in self.operations if operation.sorts]:
+        unknown = [
+            x.name for x in priced if not x.bundles or (x.kind == "kernel" and x.unknown_loops)
+        ]
+        if unknown:
             lines.append(
-                f"too short: {count(len(sorts), 'sort')} count as if each read and wrote its data "
-                "once"
+                f"too short: of {len(unknown)} of these, libtpu does not say how many bundles they "
+                f"issue, or how often a loop runs ({', '.join(unknown[:3])})"
             )
         if self.branches:
             lines.append(

@@ -150,20 +150,28 @@ def test_what_is_not_known_is_said():
     assert branches.startswith("2 conditionals: ")
     (nothing,) = dataclasses.replace(TRAIN, operations=()).notes
     assert "computes nothing" in nothing
-    sort = operation(0.1, opcode="sort", sorts=True)
-    assert "1 sort " in dataclasses.replace(TRAIN, operations=(sort,)).notes[0]
 
 
-def test_a_note_says_what_kernels_count():
-    kernel = operation(0.0001, name="k.3", is_kernel=True)
-    train = dataclasses.replace(TRAIN, operations=(kernel, kernel, kernel))
+def test_a_note_says_what_counts_by_its_bundles():
+    kernel = operation(0.0001, name="k.3", kind="kernel")
+    sort = operation(0.0002, name="sort.1", kind="sort", bundles=9, unknown_loops=1, times=2.0)
+    train = dataclasses.replace(TRAIN, operations=(kernel, sort, kernel, kernel))
     price, warning = estimates.row(dataclasses.replace(GOOD, train=train))["notes"]
-    assert "3 runs of kernels without an estimate count as 0.3 ms" in price
-    assert warning.startswith("too short: 3 kernels count by their bytes alone")
+    assert "count 3 kernels as 0.3 ms, 2 sorts as 0.4 ms: " in price
+    assert warning.startswith("too short: of 3 of these, ") and "(k.3, k.3, k.3)" in warning
     known = dataclasses.replace(kernel, bundles=7)
-    train = dataclasses.replace(TRAIN, operations=(known,))
-    assert len(estimates.row(dataclasses.replace(GOOD, train=train))["notes"]) == 1
+    for loops in (0, 1):
+        once = dataclasses.replace(known, unknown_loops=loops)
+        assert len(dataclasses.replace(TRAIN, operations=(once,)).notes) == 1 + loops
     assert estimates.row(GOOD)["notes"] == []
+
+
+def test_gathers_may_take_four_times_as_long():
+    """30 ms of products and 10 ms of gathers: the most are 1.08 * 30 + 4 * 10."""
+    gather = operation(0.01, kind="gather", bundles=9)
+    train = dataclasses.replace(TRAIN, operations=(operation(0.03), gather))
+    assert train.error.of_time(0.04)[1] == pytest.approx(0.03 * lasting(1).error.most + 0.04)
+    assert any("10.0 to 40.0 ms" in note for note in train.notes)
 
 
 def test_tables():
