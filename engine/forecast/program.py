@@ -69,15 +69,14 @@ class Program:
         if not self.seconds:
             return found
         fastest = max(self.limits.values()) / self.seconds
-        slow = self._seconds_of("gather", "scatter") / self.seconds
-        return dataclasses.replace(
-            found,
-            least=max(found.least, fastest),
-            most=found.most + (calibration.GATHERS - found.most) * slow,
+        slower = sum(
+            max(0.0, most - found.most) * self._seconds_of(kind) / self.seconds
+            for kind, most in calibration.SLOWEST.items()
         )
+        return dataclasses.replace(found, least=max(found.least, fastest), most=found.most + slower)
 
-    def _seconds_of(self, *kinds: str) -> float:
-        return sum(x.times * x.seconds for x in self.operations if x.kind in kinds)
+    def _seconds_of(self, kind: str) -> float:
+        return sum(x.times * x.seconds for x in self.operations if x.kind == kind)
 
     @property
     def notes(self) -> list[str]:
@@ -85,21 +84,17 @@ class Program:
         lines = []
         priced = [operation for operation in self.operations if operation.kind]
         counts = [
-            f"{count(round(sum(x.times for x in priced if x.kind == kind)), kind)} as "
-            f"{1e3 * self._seconds_of(kind):.1f} ms"
+            f"{count(round(sum(x.times for x in priced if x.kind == kind)), kind)} "
+            f"({1e3 * self._seconds_of(kind):.1f} ms)"
             for kind in sorted({operation.kind for operation in priced})
         ]
         if counts:
+            slowest = ", ".join(f"{kind}s {most:g}" for kind, most in calibration.SLOWEST.items())
             lines.append(
-                f"without an estimate of the compiler count {', '.join(counts)}: each is the "
-                "longer of bytes / bandwidth and bundles / clock; the FLOPs of kernels, and blocks "
-                "that they fetch twice, are not known"
-            )
-        if slow := self._seconds_of("gather", "scatter"):
-            lines.append(
-                f"gathers and scatters take {1e3 * slow:.1f} to "
-                f"{1e3 * calibration.GATHERS * slow:.1f} ms, as the interval says: a measured one "
-                "took four times as long as its bundles"
+                f"the compiler has no estimate of {', '.join(counts)}: each counts as the longer "
+                "of bytes / bandwidth and bundles / clock. The interval includes this many times "
+                f"as long: {slowest}. The FLOPs of kernels, and blocks that they fetch twice, are "
+                "not known"
             )
         unknown = [
             x.name for x in priced if not x.bundles or (x.kind == "kernel" and x.unknown_loops)
