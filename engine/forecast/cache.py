@@ -14,7 +14,7 @@ import pathlib
 import re
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -47,7 +47,7 @@ class Compiled:
     largest: list[tuple[str, int]]  # (what, bytes) of arrays that are no arguments
     coordinates: list[list[int]] | None  # of its devices, for `collectives.read`
     seconds: float  # that it took to compile
-    bundles: dict[str, Sequence[int]]  # as `kernels.read_bundles` gives them
+    bundles: Mapping[str, Sequence[int]]  # as `kernels.read_bundles` gives them
 
 
 def compiled_facts(lowered: Any, topology: Topology, say: Callable[[str], None]) -> Compiled:
