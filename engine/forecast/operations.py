@@ -82,8 +82,8 @@ def read(
 ) -> Operations:
     """The operations of a program that was compiled for a slice; ValueError if it is no HLO.
 
-    `bundles` are those of `kernels.read_bundles`. A kernel that is missing there has the number of
-    an equal one. `coordinates` are those of `collectives.read`.
+    `bundles` are those of `kernels.read_bundles`. libtpu compiles equal operations once; the others
+    have the same number. `coordinates` are those of `collectives.read`.
     """
     computations, entry = hlo.parse_computations(text)
     places, unknown, branches = hlo.Places(text), 0, 0
@@ -100,12 +100,15 @@ def read(
                 count, size = sums.get(sent.kind, (0.0, 0.0))
                 sums[sent.kind] = count + runs, size + runs * sent.sent
             fused = [*hlo.with_fused(instruction, computations)]
-            kernel = next(filter(None, map(_kernel, fused)), "")
-            kind = "kernel" if kernel else "" if cost.cycles else _kind(fused)
+            code = next(filter(None, map(_kernel, fused)), "")
+            kind = "kernel" if code else "" if cost.cycles else _kind(fused)
+            if kind and not code:
+                operands = [inside[x].shape for x in instruction.operands if x in inside]
+                code = f"{kind} {instruction.shape} {operands}"
             if kind or cost.cycles or cost.flops or cost.moved or cost.link_seconds:
                 place = places.of(instruction)
                 cost = dataclasses.replace(cost, times=runs, place=place, kind=kind)
-                found.append((cost, kernel))
+                found.append((cost, code))
             if instruction.opcode not in _RUNS:
                 continue
             trips: int | None = 1
@@ -115,8 +118,8 @@ def read(
             branches += instruction.opcode == "conditional" and not instruction.is_weighed
             called = zip(instruction.called, instruction.chances, strict=True)
             waiting += [(one, times * (trips or 1), chance * of) for one, of in called]
-    equal = {kernel: bundles[cost.name] for cost, kernel in found if cost.name in bundles}
-    operations = [_with_bundles(cost, kernel, bundles, equal, topology) for cost, kernel in found]
+    equal = {code: bundles[cost.name] for cost, code in found if cost.name in bundles}
+    operations = [_with_bundles(cost, code, bundles, equal, topology) for cost, code in found]
     return Operations(tuple(operations), sums, unknown, branches)
 
 
@@ -160,13 +163,13 @@ def _with_links(operation: Operation, sent: collectives.Collective) -> Operation
 
 def _with_bundles(
     operation: Operation,
-    kernel: str,
+    code: str,
     bundles: Mapping[str, Sequence[int]],
     equal: Mapping[str, Sequence[int]],
     topology: Topology,
 ) -> Operation:
     """The operation, with the time of its bundles if the compiler estimates no cycles."""
-    issued = bundles.get(operation.name, equal.get(kernel) if kernel else None)
+    issued = bundles.get(operation.name, equal.get(code))
     if not operation.kind or issued is None:
         return operation
     seconds = max(operation.seconds, issued[0] / topology.chip.clock)
