@@ -83,18 +83,17 @@ class Program:
         """What is not known of its time, as sentences."""
         lines = []
         priced = [operation for operation in self.operations if operation.kind]
-        counts = [
-            f"{count(round(sum(x.times for x in priced if x.kind == kind)), kind)} "
-            f"({1e3 * self._seconds_of(kind):.1f} ms)"
-            for kind in sorted({operation.kind for operation in priced})
-        ]
+        counts = []
+        for kind in sorted({operation.kind for operation in priced}):
+            runs = round(sum(x.times for x in priced if x.kind == kind))
+            low, factor = 1e3 * self._seconds_of(kind), calibration.SLOWEST.get(kind, 1.0)
+            most = f" to {factor * low:.2f}" if factor > 1 else ""
+            counts.append(f"{count(runs, kind)} ({low:.2f}{most} ms)")
         if counts:
-            slowest = ", ".join(f"{kind}s {most:g}" for kind, most in calibration.SLOWEST.items())
             lines.append(
                 f"the compiler has no estimate of {', '.join(counts)}: each counts as the longer "
-                "of bytes / bandwidth and bundles / clock. The interval includes this many times "
-                f"as long: {slowest}. The FLOPs of kernels, and blocks that they fetch twice, are "
-                "not known"
+                "of bytes / bandwidth and bundles / clock, and the interval includes what measured "
+                "sorts and gathers took; FLOPs and repeated fetches of kernels are not known"
             )
         unknown = [
             x.name for x in priced if not x.bundles or (x.kind == "kernel" and x.unknown_loops)
