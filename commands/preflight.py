@@ -121,8 +121,7 @@ def compiled(
     outcome, step = Outcome(one, settings.train_batch_size), ""
     done: dict[str, Any] = {}
     try:
-        if settings.config.get("kernels") == "pallas":
-            kernels.ask_for_bundles()  # before libtpu is loaded
+        kernels.ask_for_bundles()  # before libtpu is loaded
         devices: Any = topologies.get_topology_desc(one.name, "tpu", **one.options).devices
         programs = Programs.make(settings, devices=devices)
         benchmark = programs.benchmark

@@ -14,7 +14,7 @@ import pathlib
 import re
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ from engine.forecast.buffers import Memory
 from engine.forecast.topology import Topology
 
 FOLDER = "~/.cache/tpu_suite/forecasts"
-_READER = 1  # another number where `_compile` takes other facts from the compiler
+_READER = 2  # another number where `_compile` takes other facts from the compiler
 _HISTORY = "compilations.jsonl"  # a line for each compilation on this machine
 # Seconds of compilation per byte of a lowered program on two cores, mostly busy: the least and the
 # most that were seen for networks of 0.1 to 1.3 MB; for v2 and v3, and for later chips.
@@ -47,7 +47,7 @@ class Compiled:
     largest: list[tuple[str, int]]  # (what, bytes) of arrays that are no arguments
     coordinates: list[list[int]] | None  # of its devices, for `collectives.read`
     seconds: float  # that it took to compile
-    bundles: dict[str, int | None]  # as `kernels.read_bundles` gives them
+    bundles: Mapping[str, Sequence[int]]  # as `kernels.read_bundles` gives them
 
 
 def compiled_facts(lowered: Any, topology: Topology, say: Callable[[str], None]) -> Compiled:

@@ -34,7 +34,6 @@ class Request(NamedTuple):
     topology: str  # the slice's name
     path: list[str]  # the user's sys.path
     folder: str  # the user's working directory
-    with_kernels: bool = False  # whether libtpu writes what Pallas kernels issue
 
 
 class Answer(NamedTuple):
@@ -47,7 +46,6 @@ class Answer(NamedTuple):
     examples: int | None = None  # in one call, if the program says it
     error: str = ""
     fits: bool | None = None
-    has_kernels: bool = False  # without `with_kernels`: start again
 
 
 class Group(NamedTuple):
@@ -282,9 +280,6 @@ def _one(
     request = Request(target, topology.name, [here, *path], here)
     try:
         answer = worker.ask(_WORKER, request, topology.name)
-        if isinstance(answer, Answer) and answer.has_kernels:
-            again = request._replace(with_kernels=True)
-            answer = worker.ask(_WORKER, again, topology.name)
     except worker.CompilerDied as error:
         answer = Answer(error=str(error))
     if isinstance(answer, ConfigError):

@@ -1,9 +1,9 @@
-"""Counts the bundles of instructions that a Pallas kernel issues: it has no estimated cycles.
+"""Counts the bundles of instructions that an operation without estimated cycles issues.
 
-A core issues one bundle per cycle. libtpu writes the bundles to a file, if it is asked to before it
-is loaded. A bundle in a loop counts as often as the loop runs; all branches count, so the count is
-an upper bound of the issue slots. Waiting for copies that nothing hides, and for the matrix unit,
-is not in it.
+These are Pallas kernels, sorts, gathers and scatters. A core issues one bundle per cycle. libtpu
+writes the bundles to a file, if it is asked to before it is loaded. A bundle in a loop counts as
+often as the loop runs, and once if that is not known; all branches count. Waiting for copies that
+nothing hides, and for the matrix unit, is not in it.
 """
 
 import dataclasses
@@ -16,8 +16,11 @@ _DUMP = "--xla_jf_dump_to={} --xla_jf_dump_llo_pass_label_regex=final_bundles"
 _FILE = re.compile(r"\d+-(.+)-\d+-final_bundles\.txt")
 # "   0x3b LB: >> { ...": the number, a mark such as "loop body", a ">" for each loop around.
 _BUNDLE = re.compile(r"\s*(?:0x[0-9a-f]+|\d+)\s+(\w\w)?\s*:[\s>]*\{(.*)")
-_EXIT = re.compile(r"%(\w+) = scmp\.ge\.s32\.totalorder [^,]+, (\d+) /\* loop exit test \*/")
-_BACK = re.compile(r"sbr\.rel \(!%(\w+)\)")
+_EXIT = re.compile(
+    r"%(\w+) = scmp\.ge\.s32\.totalorder (?:\(%\w+\), )?[^,]+, (\d+) /\* loop exit test \*/"
+)
+_BACK = re.compile(r"sbr\.rel \(!%(\w+)\)(?: target = \$region(\d+))?")
+_REGION = re.compile(r"Start region (\d+)")
 _SLOTS = 4  # bundles after a branch that still run
 _PIPELINE = "iteration index, stage = 1"  # of the loop over the grid
 _FILL = 2  # its further rounds, in which the first blocks come and the last ones go
@@ -33,8 +36,8 @@ def ask_for_bundles() -> None:
         os.environ["LIBTPU_INIT_ARGS"] = f"{arguments} {_DUMP.format(folder)}".strip()
 
 
-def read_bundles() -> dict[str, int | None]:
-    """How many bundles a run of each operation issues, by its name, from the folder of `FOLDER`.
+def read_bundles() -> dict[str, tuple[int, int]]:
+    """What `issued` says of each operation, by its name, from the folder of `FOLDER`.
 
     Where several programs have an operation of one name, the newest counts.
     """
@@ -46,12 +49,14 @@ def read_bundles() -> dict[str, int | None]:
     }
 
 
-def issued(text: str) -> int | None:
-    """How many bundles a core issues in one run of a kernel, from its file of final bundles.
+def issued(text: str) -> tuple[int, int]:
+    """How many bundles a core issues in one run of an operation, from its file of final bundles.
 
-    None if the file has no bundles, or does not say how often a loop runs.
+    The second number is that of the loops of unknown length, which count once. (0, 1) if the file
+    has no bundles.
     """
-    loops, slots = [_Loop(trips=1)], 0
+    loops, slots, unknown = [_Loop()], 0, 0
+    trips: dict[str, int] = {}  # of the loop that a predicate ends
     for line in text.splitlines():
         if not (match := _BUNDLE.match(line)):
             continue
@@ -62,26 +67,25 @@ def issued(text: str) -> int | None:
             continue
         slots = 0
         if mark == "LB":
-            loops.append(_Loop(is_grid=_PIPELINE in content))
+            loops.append(_Loop(_PIPELINE in content, {*_REGION.findall(content)}))
         loops[-1].bundles += 1
-        if match := _EXIT.search(content):
-            loops[-1].predicate = match[1]
-            loops[-1].trips = int(match[2]) - _FILL * loops[-1].is_grid
+        trips |= {predicate: int(count) for predicate, count in _EXIT.findall(content)}
         back = _BACK.search(content)
-        if back and back[1] == loops[-1].predicate and len(loops) > 1:
+        if back and len(loops) > 1 and (back[1] in trips or back[2] in loops[-1].regions):
             inner = loops.pop()
-            loops[-1].bundles += inner.bundles * inner.trips
-            loops[-1].last, slots = inner.trips, _SLOTS
+            count = trips.get(back[1], 1 + _FILL * inner.is_grid) - _FILL * inner.is_grid
+            unknown += back[1] not in trips
+            loops[-1].bundles += inner.bundles * count
+            loops[-1].last, slots = count, _SLOTS
     total = loops[0].bundles
-    return round(total) if len(loops) == 1 and total else None
+    return (total, unknown) if len(loops) == 1 and total else (0, 1)
 
 
 @dataclasses.dataclass
 class _Loop:
-    """A loop of a kernel, or the kernel itself."""
+    """A loop of an operation, or the operation itself."""
 
-    bundles: float = 0
-    trips: int = 0
-    predicate: str = ""  # of the branch that ends it
     is_grid: bool = False
+    regions: set[str] = dataclasses.field(default_factory=set)  # that begin with it
+    bundles: int = 0
     last: int = 1  # the trips of the inner loop that has just ended

@@ -1,8 +1,9 @@
 """What each operation of a compiled program costs, from its optimised HLO text.
 
 The TPU's compiler writes its own estimate, `"estimated_cycles":"N"`, into the backend config of
-each instruction that runs on the cores; collectives have none. Instructions inside fusions have
-none either: the fusion has it.
+most instructions that run on the cores. Sorts, gathers, scatters and Pallas kernels have none and
+count by the bundles of instructions that they issue; collectives have none either. Instructions
+inside fusions have none: the fusion has it.
 
 Bytes are what an instruction reads from and writes to the HBM. Arrays count at the size that
 they have there, which tiles of the layout fill up. Those in other memories, `S(1)` and so on in the
@@ -17,7 +18,7 @@ padding does not count.
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from engine.forecast import collectives, hlo, timing
 from engine.forecast.hlo import Computation, Computations, Instruction
@@ -56,10 +57,10 @@ class Operation:
     moved: int  # bytes to and from the HBM
     cycles: int | None  # by the compiler; None where it gives no estimate
     seconds: float
-    # Bundles of instructions that a Pallas kernel issues; None if that is not known.
-    bundles: int | None = None
-    is_kernel: bool = False  # a Pallas kernel, or random bits of the chip
-    sorts: bool = False  # its bytes count once, and a sort reads and writes them many times
+    # "sort", "gather", "scatter" or "kernel" (of Pallas, or random bits): without cycles; or "".
+    kind: str = ""
+    bundles: int | None = None  # of instructions, which it issues; None if that is not known
+    unknown_loops: int = 0  # loops of these bundles that have an unknown length; each counts once
     link_seconds: float = 0.0  # of a collective on the links, alone; `seconds` of it may be hidden
 
 
@@ -76,13 +77,13 @@ class Operations:
 def read(
     text: str,
     topology: Topology,
-    bundles: Mapping[str, int | None],
+    bundles: Mapping[str, Sequence[int]],
     coordinates: collectives.Coordinates | None = None,
 ) -> Operations:
     """The operations of a program that was compiled for a slice; ValueError if it is no HLO.
 
-    `bundles` are those of its kernels by `kernels.read_bundles`. A kernel that is missing there has
-    the number of an equal one. `coordinates` are those of `collectives.read`.
+    `bundles` are those of `kernels.read_bundles`. libtpu compiles equal operations once; the others
+    have the same number. `coordinates` are those of `collectives.read`.
     """
     computations, entry = hlo.parse_computations(text)
     places, unknown, branches = hlo.Places(text), 0, 0
@@ -99,14 +100,15 @@ def read(
                 count, size = sums.get(sent.kind, (0.0, 0.0))
                 sums[sent.kind] = count + runs, size + runs * sent.sent
             fused = [*hlo.with_fused(instruction, computations)]
-            kernel = next(filter(None, map(_kernel, fused)), "")
-            if kernel or cost.cycles or cost.flops or cost.moved or cost.link_seconds:
+            code = next(filter(None, map(_kernel, fused)), "")
+            kind = "kernel" if code else "" if cost.cycles else _kind(fused)
+            if kind and not code:
+                operands = [inside[x].shape for x in instruction.operands if x in inside]
+                code = f"{kind} {instruction.shape} {operands}"
+            if kind or cost.cycles or cost.flops or cost.moved or cost.link_seconds:
                 place = places.of(instruction)
-                sorts = any(x.opcode == "sort" or x.target == "TopK" for x in fused)
-                cost = dataclasses.replace(
-                    cost, times=runs, place=place, sorts=sorts and not cost.cycles
-                )
-                found.append((cost, kernel))
+                cost = dataclasses.replace(cost, times=runs, place=place, kind=kind)
+                found.append((cost, code))
             if instruction.opcode not in _RUNS:
                 continue
             trips: int | None = 1
@@ -116,8 +118,8 @@ def read(
             branches += instruction.opcode == "conditional" and not instruction.is_weighed
             called = zip(instruction.called, instruction.chances, strict=True)
             waiting += [(one, times * (trips or 1), chance * of) for one, of in called]
-    equal = {kernel: bundles[cost.name] for cost, kernel in found if cost.name in bundles}
-    operations = [_with_bundles(cost, kernel, bundles, equal, topology) for cost, kernel in found]
+    equal = {code: bundles[cost.name] for cost, code in found if cost.name in bundles}
+    operations = [_with_bundles(cost, code, bundles, equal, topology) for cost, code in found]
     return Operations(tuple(operations), sums, unknown, branches)
 
 
@@ -161,17 +163,25 @@ def _with_links(operation: Operation, sent: collectives.Collective) -> Operation
 
 def _with_bundles(
     operation: Operation,
-    kernel: str,
-    bundles: Mapping[str, int | None],
-    equal: Mapping[str, int | None],
+    code: str,
+    bundles: Mapping[str, Sequence[int]],
+    equal: Mapping[str, Sequence[int]],
     topology: Topology,
 ) -> Operation:
-    """The operation, with the time of its bundles if it is a kernel."""
-    if not kernel:
+    """The operation, with the time of its bundles if the compiler estimates no cycles."""
+    issued = bundles.get(operation.name, equal.get(code))
+    if not operation.kind or issued is None:
         return operation
-    issued = bundles.get(operation.name, equal.get(kernel))
-    seconds = max(operation.seconds, (issued or 0) / topology.chip.clock)
-    return dataclasses.replace(operation, seconds=seconds, bundles=issued, is_kernel=True)
+    seconds = max(operation.seconds, issued[0] / topology.chip.clock)
+    return dataclasses.replace(
+        operation, seconds=seconds, bundles=issued[0] or None, unknown_loops=issued[1]
+    )
+
+
+def _kind(fused: Sequence[Instruction]) -> str:
+    """What the instructions are, of which the compiler estimates no cycles; "" of others."""
+    opcodes = {"sort" if x.target == "TopK" else x.opcode for x in fused}
+    return next((kind for kind in ("sort", "scatter", "gather") if kind in opcodes), "")
 
 
 def _kernel(instruction: Instruction) -> str:

@@ -66,31 +66,42 @@ class Program:
     def error(self) -> calibration.Error:
         """How far its time may be off; no run is faster than `limits`."""
         found = calibration.error(self.topology.chip)
-        fastest = max(self.limits.values()) / self.seconds if self.seconds else 0.0
-        return dataclasses.replace(found, least=max(found.least, fastest))
+        if not self.seconds:
+            return found
+        fastest = max(self.limits.values()) / self.seconds
+        slower = sum(
+            max(0.0, most - found.most) * self._seconds_of(kind) / self.seconds
+            for kind, most in calibration.SLOWEST.items()
+        )
+        return dataclasses.replace(found, least=max(found.least, fastest), most=found.most + slower)
+
+    def _seconds_of(self, kind: str) -> float:
+        return sum(x.times * x.seconds for x in self.operations if x.kind == kind)
 
     @property
     def notes(self) -> list[str]:
         """What is not known of its time, as sentences."""
         lines = []
-        kernels = [operation for operation in self.operations if operation.is_kernel]
-        if kernels:
-            runs = round(sum(kernel.times for kernel in kernels))
-            milliseconds = 1e3 * sum(kernel.times * kernel.seconds for kernel in kernels)
+        priced = [operation for operation in self.operations if operation.kind]
+        counts = []
+        for kind in sorted({operation.kind for operation in priced}):
+            runs = round(sum(x.times for x in priced if x.kind == kind))
+            low, factor = 1e3 * self._seconds_of(kind), calibration.SLOWEST.get(kind, 1.0)
+            most = f" to {factor * low:.2f}" if factor > 1 else ""
+            counts.append(f"{count(runs, kind)} ({low:.2f}{most} ms)")
+        if counts:
             lines.append(
-                f"{count(runs, 'run')} of kernels without an estimate count as {milliseconds:.1f} "
-                "ms: each is the longer of bytes / bandwidth and bundles / clock; their FLOPs, and "
-                "blocks that they fetch twice, are not known"
+                f"the compiler has no estimate of {', '.join(counts)}: each counts as the longer "
+                "of bytes / bandwidth and bundles / clock, and the interval includes what measured "
+                "sorts and gathers took; FLOPs and repeated fetches of kernels are not known"
             )
-        if unknown := [kernel.name for kernel in kernels if kernel.bundles is None]:
+        unknown = [
+            x.name for x in priced if not x.bundles or (x.kind == "kernel" and x.unknown_loops)
+        ]
+        if unknown:
             lines.append(
-                f"too short: {len(unknown)} kernels count by their bytes alone, because libtpu "
-                f"does not say how many bundles they issue ({', '.join(unknown[:3])})"
-            )
-        if sorts := [operation for operation in self.operations if operation.sorts]:
-            lines.append(
-                f"too short: {count(len(sorts), 'sort')} count as if each read and wrote its data "
-                "once"
+                f"too short: of {len(unknown)} of these, libtpu does not say how many bundles they "
+                f"issue, or how often a loop runs ({', '.join(unknown[:3])})"
             )
         if self.branches:
             lines.append(

@@ -270,21 +270,17 @@ def answer(request: Request, say: Callable[[str], None]) -> Answer:
 
         source_info_util.register_exclusion(os.path.dirname(os.path.abspath(__file__)))
     try:
-        if request.with_kernels:
-            kernels.ask_for_bundles()  # before libtpu is loaded
+        kernels.ask_for_bundles()  # before libtpu is loaded
         described = topologies.get_topology_desc(topology.name, "tpu", **topology.options)
         devices: Any = described.devices
     except (RuntimeError, ValueError, OSError) as error:
         return Answer(error=f"libtpu cannot describe {topology.name}: {one_line(error)}")
     try:
-        say(f"tracing the program{' again, for its kernels' * request.with_kernels}")
+        say("tracing the program")
         lowered, examples = _lowered(request, devices)
     except ProgramError as error:
         return Answer(error=str(error))
     text = lowered.as_text()
-    has_kernels = "tpu_custom_call" in text
-    if has_kernels and not request.with_kernels:
-        return Answer(has_kernels=True)
     callbacks = len(
         re.findall(r"stablehlo\.send\b[^\n]*is_host_transfer = true|_python_\w*callback", text)
     )

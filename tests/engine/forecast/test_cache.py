@@ -47,7 +47,7 @@ class Lowered:
 def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(cache, "FOLDER", str(tmp_path / "kept"))
     monkeypatch.setattr(buffers, "read", lambda folder: MEMORY)
-    monkeypatch.setattr(kernels, "read_bundles", lambda: {"kernel.1": 12, "kernel.2": None})
+    monkeypatch.setattr(kernels, "read_bundles", lambda: {"kernel.1": [12, 0], "kernel.2": [0, 1]})
     return tmp_path / "kept"
 
 
@@ -64,7 +64,7 @@ def test_a_program_is_compiled_once(folder):
         ("(f32[8], s32[]) fusion.1", 32),
         ("f32[] a", 4),
     ]
-    assert first.bundles == {"kernel.1": 12, "kernel.2": None}
+    assert first.bundles == {"kernel.1": [12, 0], "kernel.2": [0, 1]}
     assert said.endswith("by its size") and lowered.compilations == 1
     again, said = facts(lowered := Lowered())
     assert (again.bundles, again.parameters) == (first.bundles, first.parameters)

@@ -150,20 +150,30 @@ def test_what_is_not_known_is_said():
     assert branches.startswith("2 conditionals: ")
     (nothing,) = dataclasses.replace(TRAIN, operations=()).notes
     assert "computes nothing" in nothing
-    sort = operation(0.1, opcode="sort", sorts=True)
-    assert "1 sort " in dataclasses.replace(TRAIN, operations=(sort,)).notes[0]
 
 
-def test_a_note_says_what_kernels_count():
-    kernel = operation(0.0001, name="k.3", is_kernel=True)
-    train = dataclasses.replace(TRAIN, operations=(kernel, kernel, kernel))
+def test_a_note_says_what_counts_by_its_bundles():
+    kernel = operation(0.0001, name="k.3", kind="kernel")
+    sort = operation(0.0002, name="sort.1", kind="sort", bundles=9, unknown_loops=1, times=2.0)
+    train = dataclasses.replace(TRAIN, operations=(kernel, sort, kernel, kernel))
     price, warning = estimates.row(dataclasses.replace(GOOD, train=train))["notes"]
-    assert "3 runs of kernels without an estimate count as 0.3 ms" in price
-    assert warning.startswith("too short: 3 kernels count by their bytes alone")
+    assert "no estimate of 3 kernels (0.30 ms), 2 sorts (0.40 to 0.56 ms): " in price
+    assert warning.startswith("too short: of 3 of these, ") and "(k.3, k.3, k.3)" in warning
     known = dataclasses.replace(kernel, bundles=7)
-    train = dataclasses.replace(TRAIN, operations=(known,))
-    assert len(estimates.row(dataclasses.replace(GOOD, train=train))["notes"]) == 1
+    for loops in (0, 1):
+        once = dataclasses.replace(known, unknown_loops=loops)
+        assert len(dataclasses.replace(TRAIN, operations=(once,)).notes) == 1 + loops
     assert estimates.row(GOOD)["notes"] == []
+
+
+def test_what_measured_sorts_and_gathers_took_is_in_the_interval():
+    """20 ms of products, 10 of sorts and 10 of gathers: at most 1.08 * 20 + 1.4 * 10 + 4 * 10."""
+    two = [operation(0.01, kind=kind, bundles=9) for kind in ("sort", "gather")]
+    train = dataclasses.replace(TRAIN, operations=(operation(0.02), *two))
+    assert train.error.of_time(0.04)[1] == pytest.approx(0.02 * lasting(1).error.most + 0.054)
+    wide = dataclasses.replace(train, topology=V5E)
+    most = dataclasses.replace(lasting(1), topology=V5E).error.most  # above that of sorts
+    assert wide.error.of_time(0.04)[1] == pytest.approx(0.03 * most + 0.04)
 
 
 def test_tables():

@@ -53,18 +53,6 @@ def test_a_request_for_each_slice(asked, monkeypatch, tmp_path):
     ]
 
 
-def test_a_program_with_kernels_is_compiled_in_a_second_process(asked, monkeypatch):
-    answers = [Answer(has_kernels=True), Answer(error="second")]
-
-    def ask(module: str, request: Any, name: str) -> Answer:
-        asked.append(request)
-        return answers[len(asked) - 1]
-
-    monkeypatch.setattr(worker, "ask", ask)
-    assert forecast("steps:make")[0].error == "second"
-    assert [one.with_kernels for one in asked] == [False, True]
-
-
 def test_a_compiler_that_dies_is_the_error_of_its_slice(asked, monkeypatch):
     def ask(module: str, request: Any, name: str) -> Answer:
         if name == "v5e:2x4":

@@ -1,4 +1,7 @@
-"""The time of Pallas kernels, from HLO and bundles cut from what libtpu 0.0.42 wrote."""
+"""The time of what has no estimated cycles, from HLO and bundles cut from what libtpu 0.0.42 wrote.
+
+Pallas kernels, random bits, sorts, gathers and scatters.
+"""
 
 import pytest
 
@@ -57,18 +60,82 @@ ISSUED = 1 + 256 * (4 + 8 * 8 + 2 + 4) + 1
 
 
 def test_bundles_in_loops_count_as_often_as_these_run():
-    assert kernels.issued(BUNDLES) == ISSUED
-    assert kernels.issued("no bundles here\n") is None
-    dynamic = BUNDLES.replace("%s250_s17, 8 /* loop exit test */", "%s250_s17, %s3")
-    assert kernels.issued(dynamic) is None
+    assert kernels.issued(BUNDLES) == (ISSUED, 0)
+    assert kernels.issued("no bundles here\n") == (0, 1)
 
 
-def kernels_of(text: str, bundles: dict[str, int | None]) -> dict[str, Operation]:
-    return {x.name: x for x in operations.read(text, V5E, bundles).all if x.is_kernel}
+def test_a_loop_of_unknown_length_counts_once():
+    """A loop begins the region that its last branch goes back to."""
+    dynamic = BUNDLES.replace("%s250_s17, 8 /* loop exit test */", "%s250_s17, %s3").replace(
+        "[#allocation5]] }", "[#allocation5]] } /* Start region 98 :: Start region 12 */"
+    )
+    assert kernels.issued(dynamic) == (ISSUED - 256 * 8 * 7, 1)
+
+
+# Of a top-k of 64, for v5e: the loops over the rows, the windows of a row and the results are one
+# pipeline, so that the last round of the inner loop has the test of the one around it.
+TOP_K = """\
+   0x0   :  { %s1 = smov 0 }
+   0x6 LB: > { %s25_s12 = sadd.s32 1, %s37568_s9 } /* Start region 5061 */
+  0x20 LB: >> { %s85_s22 = sadd.s32 1, %s37584_s20 } /* Start region 5050 */
+ 0xbf5 LB: >>> { %v21425_v30 = vld [vmem:[#allocation16] sm:$0xff] } /* Start region 5039 */
+ 0xbf7   : >>> { %p21421_p13 = scmp.ge.s32.totalorder %s21424_s20, 64 /* loop exit test */ }
+ 0xbf9   : >>> { %p79_p0 = scmp.ge.s32.totalorder (%p21421_p13), %s82_s21, 2 /* loop exit test */ }
+0x18be   : >> { %v32145_v36 = vld [vmem:[#allocation13 + $0x3f] ss:$-1 sm:$0xff] (%p21421_p13) }
+0x190e   : >>> { %21423 = sbr.rel (!%p21421_p13) target = $region5039 }
+0x1a82   : >> { %81 = sbr.rel (!%p79_p0) target = $region5050 }
+0x1aae   : > { %p13_p2 = scmp.ge.s32.totalorder %s16_s10, 5 /* loop exit test */ }
+0x1aaf   :  { %15 = sbr.rel (!%p13_p2) target = $region5061 }
+"""
+
+
+def test_the_test_of_a_loop_may_be_inside_of_another():
+    assert kernels.issued(TOP_K) == (1 + 5 * (1 + 2 * (1 + 64 * 5 + 1) + 2), 0)
+
+
+def test_sorts_gathers_and_scatters_on_the_chip_take_their_bundles():
+    """They have no cycles, and no bytes where all is in the core's memory."""
+    text = """\
+%fused_computation.1 (p.1: f32[8000], p.2: s32[4000]) -> f32[4000] {
+  %p.1 = f32[8000]{0:T(1024)S(1)} parameter(0)
+  %p.2 = s32[4000]{0:T(1024)S(1)} parameter(1)
+  ROOT %g.1 = f32[4000]{0:T(1024)S(1)} gather(%p.1, %p.2)
+}
+
+ENTRY %main.1 (x.1: f32[8000]) -> f32[4000] {
+  %x.1 = f32[8000]{0:T(1024)S(1)} parameter(0)
+  %sort = (f32[8000]{0:T(1024)S(1)}, s32[8000]{0:T(1024)S(1)}) sort(%x.1, %x.1), to_apply=%less
+  %i.1 = s32[4000]{0:T(1024)S(1)} custom-call(%x.1), custom_call_target="TopK"
+  %sort.1 = (f32[8000]{0:T(1024)S(1)}, s32[8000]{0:T(1024)S(1)}) sort(%x.1, %x.1), to_apply=%less
+  %sort.2 = (f32[8000]{0:T(1024)S(1)}, s32[8000]{0:T(1024)S(1)}) sort(%x.1, %i.1), to_apply=%less
+  ROOT %gather_fusion = f32[4000]{0:T(1024)S(1)} fusion(%x.1, %i.1), kind=kCustom, \
+calls=%fused_computation.1
+}
+"""
+    bundles = {"sort": (7660, 0), "i.1": (1500, 0), "gather_fusion": (13852, 3), "reshape": (9, 0)}
+    found = operations.read(text, V5E, bundles).all
+    seconds = {x.name: (x.kind, x.moved, pytest.approx(x.seconds)) for x in found}
+    assert seconds == {
+        "sort": ("sort", 0, 7660 / 1.5e9),
+        "sort.1": ("sort", 0, 7660 / 1.5e9),  # equal: libtpu writes one file for both
+        "sort.2": ("sort", 0, 0.0),  # of other operands
+        "i.1": ("sort", 0, 1e-6),
+        "gather_fusion": ("gather", 0, 13852 / 1.5e9),
+    }
+    estimated = text.replace(
+        "calls=%fused_computation.1\n",
+        'calls=%fused_computation.1, backend_config={"estimated_cycles":"6"}\n',
+    )
+    (gather,) = [x for x in operations.read(estimated, V5E, bundles).all if x.cycles]
+    assert (gather.kind, gather.seconds) == ("", pytest.approx(0.25 * 6 / 1.5e9))
+
+
+def kernels_of(text: str, bundles: dict[str, tuple[int, int]]) -> dict[str, Operation]:
+    return {x.name: x for x in operations.read(text, V5E, bundles).all if x.kind == "kernel"}
 
 
 def test_a_kernel_takes_the_longer_of_its_bytes_and_its_bundles():
-    found = kernels_of(HLO, {"k.3": 10, "k.5": 777_000})
+    found = kernels_of(HLO, {"k.3": (10, 0), "k.5": (777_000, 0)})
     by_bytes = timing.operation_seconds(V5E.chip, 0, 2 * ARRAY, 0)
     assert found["k.3"].seconds == found["k.4"].seconds == pytest.approx(by_bytes)
     assert found["k.3"].bundles == found["k.4"].bundles == 10  # equal kernels: one file for both
@@ -101,4 +168,4 @@ def test_libtpu_is_asked_and_its_files_are_read(tmp_path, monkeypatch):
     (tmp_path / "188-k.3-01-final_bundles.txt").write_text(BUNDLES)
     (tmp_path / "180-odd-name-01-final_bundles.txt").write_text("?")
     (tmp_path / "179-TLP-hlo.txt").write_text("?")
-    assert kernels.read_bundles() == {"k.3": ISSUED, "odd-name": None}
+    assert kernels.read_bundles() == {"k.3": (ISSUED, 0), "odd-name": (0, 1)}

@@ -311,7 +311,7 @@ def test_libtpu_may_refuse_a_topology(monkeypatch, tmp_path):
 
 @pytest.mark.long
 def test_programs_compile_for_tpus(tmp_path, monkeypatch):
-    """In other processes; a kernel has its bundles, and nothing is for the CPU."""
+    """In other processes; kernels and sorts have bundles, and nothing is for the CPU."""
     pytest.importorskip("libtpu", reason="libtpu is not installed (requirements-tpu.txt)")
     monkeypatch.setenv("HOME", str(tmp_path))
     path = tmp_path / "its_program.py"
@@ -326,6 +326,9 @@ def kernel(devices):
 
 BIG = jax.ShapeDtypeStruct((512, 1024), jnp.float32)
 
+def largest(devices):
+    return (lambda a: jax.lax.top_k(a, 8)), (BIG,)
+
 def sharded(devices):
     assert jax.default_backend() == "tpu"
     mesh = jax.make_mesh((len(devices),), ("d",))
@@ -335,6 +338,10 @@ def sharded(devices):
     (found,) = forecasts.forecast(f"{path}:kernel", "v5e-1")
     assert found.error == "" and found.fits and found.used == 1
     assert found.program and found.program.arguments == 4 * 512 * 1024
+    priced = [x for x in found.program.operations if x.kind]
+    (sorts,) = forecasts.forecast(f"{path}:largest", "v5e-1")
+    priced += [x for x in sorts.program.operations if x.kind] if sorts.program else []
+    assert [(x.kind, (x.bundles or 0) > 0) for x in priced] == [("kernel", True), ("sort", True)]
     small, large = forecasts.forecast(f"{path}:sharded", "v5e-8,v4-8")
     assert small.program and large.program and (small.used, large.used) == (8, 4)
     assert small.program.arguments == 4 * 512 * 1024 / 8 == large.program.arguments / 2
