@@ -31,7 +31,7 @@ from tests.helpers.mlperf_fixture import (
 )
 from tests.test_main import command, environment, fails_with, started, wait_for
 from tests.test_main import run as run_main
-from tests.torture import Group
+from tests.torture import Group, xla_flags
 
 LOGGED = {"mlperf.format": "mllog", "mlperf.org": "nobody"}
 
@@ -64,7 +64,7 @@ def data(tmp_path_factory):
 
 
 def main_py(workdir: Any, **overrides: Any) -> Any:
-    env = QUICK | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    env = QUICK | {"XLA_FLAGS": xla_flags(2)}
     return run_main(f"--workdir={workdir}", env=env, **LOGGED, **overrides)
 
 
