@@ -43,7 +43,7 @@ else:
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
     # One compilation serves all tests and their commands. There is no size: with one, jax reads the
     # whole folder under a lock before each new entry.
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
     # Parity tests have torch, which imports triton, whose import crashes after TensorFlow's.
     with contextlib.suppress(ImportError):
         importlib.import_module("triton")
@@ -100,12 +100,9 @@ LONG = (
 
 
 def pytest_collection_finish():
-    """Collecting garbage took a seventh of the tests' time, most of it to look at modules."""
-    if ON_DEVICE:
-        return
+    """Garbage is not looked for among all modules again; that took a seventh of the tests' time."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
 
 
 def pytest_collection_modifyitems(items):
