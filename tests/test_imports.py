@@ -141,6 +141,7 @@ def test_the_program_imports_no_module_of_a_plug_in(plug_in):
     run_python("-P", "-c", f"import {names}", PYTHONPATH=f"{plug_in}:{ROOT}")
 
 
+@pytest.mark.long
 def test_a_plug_in_imports_its_own_modules_and_trains(plug_in, tiny_texts, tmp_path):
     words = [f"--config={plug_in}/plug_in_recipe.py", f"--workdir={tmp_path}/run"]
     words += [f"--config.{key}=2" for key in ("train_steps", "steps_per_eval")]

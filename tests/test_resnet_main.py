@@ -17,6 +17,7 @@ from common.errors import ConfigError
 from configs import resnet50
 from engine.plan import read_settings
 from tests.test_main import TINY, environment, fails_with, run
+from tests.torture import xla_flags
 
 ROOT = Path(__file__).parents[1]
 
@@ -232,7 +233,7 @@ def test_the_command_line_of_the_tutorial_trains(tiny_records, tmp_path):
     words += [f"--config.{key}={TINY[key]}" for key in keys]
     line = f"{shlex.quote(sys.executable)} {ROOT / 'resnet_main.py'} {' '.join(words)}"
     env = environment(TPU_GRPC_URL="grpc://10.0.0.2:8470", TPU_MODEL_DIR=str(tmp_path / "model"))
-    env["XLA_FLAGS"] = ""  # programs for one device compile faster
+    env["XLA_FLAGS"] = xla_flags(1)  # programs for one device compile faster
     done = subprocess.run(line, shell=True, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "NOTE --master=grpc://10.0.0.2:8470 has no effect here" in done.stdout

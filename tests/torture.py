@@ -64,6 +64,12 @@ _EXPECTED = {0, 75, 128 + signal.SIGTERM, -signal.SIGTERM, -signal.SIGKILL}
 _PIDFD_GETFD = 438  # the number of this system call, on every kind of machine
 
 
+def xla_flags(devices: int) -> str:
+    """$XLA_FLAGS of this process, with another number of simulated devices: the last one counts."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    return f"{flags} --xla_force_host_platform_device_count={devices}".strip()
+
+
 @dataclasses.dataclass
 class Group:
     """The processes of one run on this machine, `devices` simulated ones altogether."""
@@ -85,7 +91,7 @@ class Group:
         """
         with socket.create_server(("127.0.0.1", 0)) as server:
             self.address = server.getsockname()
-        share = f"--xla_force_host_platform_device_count={self.devices // self.count}"
+        share = xla_flags(self.devices // self.count)
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": share}
         command = [sys.executable, "main.py", f"--workdir={self.workdir}", *self.arguments]
         self.processes = []

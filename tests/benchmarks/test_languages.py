@@ -57,6 +57,7 @@ def test_it_stops_when_both_targets_are_reached(finished):
     assert last_step(workdir) == evaluations[-1]["step"] < 200
 
 
+@pytest.mark.long
 def test_one_target_alone_does_not_stop_it(finished, tiny_texts, tmp_path):
     job = settings(tiny_texts, tmp_path, rare_target=1.5, train_steps="80")
     assert train.train_and_evaluate(job)["accuracy"] >= 0.95
@@ -85,6 +86,7 @@ def test_groups_of_parameters(finished, tiny_texts, tmp_path):
     assert (batches.dtype, int(batches)) == (np.int32, last_step(finished[0]))
 
 
+@pytest.mark.long
 def test_signal_and_resume_change_nothing(finished, tiny_texts, tmp_path, monkeypatch):
     workdir, scores = finished
     job, stream = settings(tiny_texts, tmp_path), Languages.train_batches

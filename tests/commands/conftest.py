@@ -2,6 +2,7 @@
 
 import io
 import sys
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,6 +13,18 @@ from engine.checkpoint import model_source
 from engine.checkpoint.model_source import Weights
 from tests.conftest import opened
 
+DRAWN: dict[str, Any] = {}
+
+
+def weights_of(benchmark, name, noise):
+    """(params, model_state), drawn once for a name: it takes seconds."""
+    if name not in DRAWN:
+        params, state = benchmark.init(jax.random.key(3))
+        draw = np.random.default_rng(1)  # so that predictions differ
+        params = jax.tree.map(lambda x: x + draw.normal(0, noise, x.shape).astype(x.dtype), params)
+        DRAWN[name] = params, state
+    return DRAWN[name]
+
 
 @pytest.fixture
 def opens(monkeypatch):
@@ -19,9 +32,7 @@ def opens(monkeypatch):
 
     def opens(benchmark, values, noise, **changes):
         opened(benchmark)
-        params, state = benchmark.init(jax.random.key(3))
-        draw = np.random.default_rng(1)  # so that predictions differ
-        params = jax.tree.map(lambda x: x + draw.normal(0, noise, x.shape).astype(x.dtype), params)
+        params, state = jax.tree.map(lambda x: x, weights_of(benchmark, f"{values} {noise}", noise))
         manifest = {"benchmark": values["benchmark"], "config": values | changes}
         manifest |= {"num_train_examples": 97, **benchmark.metadata}
         config, weights = (

@@ -31,7 +31,7 @@ from tests.helpers.mlperf_fixture import (
 )
 from tests.test_main import command, environment, fails_with, started, wait_for
 from tests.test_main import run as run_main
-from tests.torture import Group
+from tests.torture import Group, xla_flags
 
 LOGGED = {"mlperf.format": "mllog", "mlperf.org": "nobody"}
 
@@ -64,7 +64,7 @@ def data(tmp_path_factory):
 
 
 def main_py(workdir: Any, **overrides: Any) -> Any:
-    env = QUICK | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    env = QUICK | {"XLA_FLAGS": xla_flags(2)}
     return run_main(f"--workdir={workdir}", env=env, **LOGGED, **overrides)
 
 
@@ -98,6 +98,7 @@ def environment_of_a_developer() -> set[str]:
     return set(os.environ) - set(environment())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ruleset", RULESETS)
 @pytest.mark.parametrize("kind", ["lars", pytest.param("sgd", marks=pytest.mark.slow)])
 def test_a_real_run_satisfies_the_official_checker(ruleset, kind, request):
@@ -119,6 +120,7 @@ def test_a_real_run_with_fifty_layers(recipe, data, tmp_path):
         assert complaints(tmp_path / mlperf.LOG, ruleset) == []
 
 
+@pytest.mark.long
 def test_compilation_is_before_the_clock_and_data_are_after_it(lars):
     _, out = lars
     order = ['"init_start"', "compiled in", '"init_stop"', '"run_start"', "data: 96 images"]
@@ -127,6 +129,7 @@ def test_compilation_is_before_the_clock_and_data_are_after_it(lars):
     assert out.count("images to train") == 1
 
 
+@pytest.mark.long
 def test_what_the_log_says_is_what_happened(lars):
     workdir, _ = lars
     lines = rows(workdir / mlperf.LOG)
@@ -150,6 +153,7 @@ def test_what_the_log_says_is_what_happened(lars):
     assert values["cache_clear"] is False
 
 
+@pytest.mark.long
 def test_a_run_is_not_resumed(lars, data):
     workdir, _ = lars
     before = (workdir / mlperf.LOG).read_text()

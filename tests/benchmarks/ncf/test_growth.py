@@ -176,6 +176,7 @@ def test_new_users_learn_from_their_items_alone(days):
     assert (losses(after) < losses(start)).all()
 
 
+@pytest.mark.long
 def test_three_days_and_a_run_that_is_resumed_without_the_day_before(days, tmp_path, caplog):
     """The second day's run resumes bit for bit, also when the first one's workdir is gone."""
     folder, data = days

@@ -165,6 +165,7 @@ def test_mlperfs_target_is_for_ml_20m(
     assert len(benchmark.run_notes(1, True)) == bool(patience)
 
 
+@pytest.mark.long
 def test_a_run_on_own_ratings_ends_when_its_score_stops_rising(tiny_ratings, tmp_path, caplog):
     keys = {"data_dir": tiny_ratings, "train_steps": "400", "base_learning_rate": 0.01}
     with caplog.at_level("INFO", logger="tpu_suite"):

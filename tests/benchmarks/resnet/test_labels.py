@@ -209,6 +209,7 @@ def test_predict_writes_the_labels_above_the_threshold(run, tiny_labels, tmp_pat
     capsys.readouterr()
 
 
+@pytest.mark.long
 def test_exports_answer_with_sigmoids(run, tmp_path, capsys):
     export.run(run[0], "latest", "onnx,savedmodel", str(tmp_path / "out"))
     pixels = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), np.uint8)

@@ -131,7 +131,9 @@ def exported(folder, names=""):
     return runs, listed
 
 
-@pytest.mark.parametrize("translator", ["transformer", "gnmt"], indirect=True)
+@pytest.mark.parametrize(
+    "translator", [pytest.param("transformer", marks=pytest.mark.long), "gnmt"], indirect=True
+)
 def test_translations_do_not_depend_on_the_batch(translator, tmp_path, capsys, request):
     benchmark, sentences, params = translator
     name = request.node.callspec.params["translator"]

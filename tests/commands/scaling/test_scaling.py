@@ -43,6 +43,7 @@ def content_of(workdir):
     return content
 
 
+@pytest.mark.long
 def test_parts_are_runs_that_are_continued(settings_for, tmp_path, monkeypatch, caplog, capsys):
     """One that was stopped and continued says what an undisturbed one says."""
     caplog.set_level("INFO")
@@ -152,6 +153,7 @@ def test_a_benchmark_outside_needs_no_index_of_its_data(tiny_texts, tmp_path, mo
     assert [part.count for part in asked] == [9, 18, 37, 72]  # the share of each language, rounded
 
 
+@pytest.mark.long
 def test_another_target_needs_no_other_runs(settings_for, tmp_path, monkeypatch, caplog):
     """But other data do."""
     caplog.set_level("INFO")

@@ -221,6 +221,7 @@ def test_evaluation_and_doctor(calm):
     assert "hosts: 2 arrived at 127.0.0.1:" in group.said(1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_kill_9_of_one_stops_the_other_and_loses_nothing(victim, calm, tmp_path):
     group = Group(str(tmp_path / "run"), calm.arguments, 2).start()

@@ -31,6 +31,7 @@ from tests.helpers.mlperf_fixture import (
     write_run,
 )
 from tests.test_main import environment
+from tests.torture import xla_flags
 
 ROOT = Path(__file__).parents[3]
 
@@ -467,7 +468,7 @@ printf '#!/bin/sh\\necho "python $*"' >.venv/bin/python; chmod +x .venv/bin/pyth
 def run_and_time(env: dict[str, str], *words: str) -> Any:
     tiny = {**TINY_SGD, "mlperf.clear_caches": False, "mlperf.org": "nobody"}
     flags = [f"--config.{key}={value}" for key, value in tiny.items()]
-    venv = {"VIRTUAL_ENV": sys.prefix, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    venv = {"VIRTUAL_ENV": sys.prefix, "XLA_FLAGS": xla_flags(2)}
     return subprocess.run(
         ["bash", "run_and_time.sh", "--config=configs/digits.py", *flags, *words],
         cwd=ROOT,

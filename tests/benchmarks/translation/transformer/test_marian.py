@@ -151,6 +151,7 @@ def test_the_gradient_moves_every_array_but_the_start(model):
     assert not np.asarray(gradients["embedding"])[PAD].any()
 
 
+@pytest.mark.long
 def test_import_predict_and_the_same_folder_again(folder, tmp_path, capsys):
     paths = f"--config.init_from={folder}", f"--workdir={tmp_path}/imported"
     done = command("--mode=import", *paths, config="configs/finetune.py:opus_mt")
