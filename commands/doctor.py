@@ -239,7 +239,7 @@ def _checkpoint(case: Case) -> Iterator[Finding]:
         return
     programs = case.programs
     data = [case.open_data().identity(split) for split in case.splits]
-    items = checkpoint_items(case.state, programs.abstract_totals(case.state))
+    items = checkpoint_items(case.state, programs.abstract_totals(case.plan, case.state))
 
     def compare(step: int) -> Any:
         return saver.compare(programs, checkpoints, step, items, case.plan.num_examples, data)

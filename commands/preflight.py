@@ -96,7 +96,7 @@ def inspect(
 def lower_train(programs: Programs, plan: Plan) -> list[Any]:
     """The train step of a run, lowered for each shape of its batches."""
     state = programs.abstract_state(plan)
-    return programs.lower_train(plan, state, programs.abstract_totals(state))
+    return programs.lower_train(plan, state, programs.abstract_totals(plan, state))
 
 
 def work(connection: Connection, lower: Callable[..., list[Any]] = lower_train) -> None:

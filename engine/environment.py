@@ -7,6 +7,7 @@ libraries' errors stay off it.
 import contextlib
 import ctypes
 import functools
+import gc
 import importlib.metadata
 import logging
 import os
@@ -41,10 +42,12 @@ DEFAULTS = {
 def set_defaults(**others: str) -> None:
     """Sets `DEFAULTS` and `others` where the environment does not set a variable; `others` win.
 
-    Call this before the libraries are imported.
+    Call this before the libraries are imported: they make a million objects that stay, and Python
+    looks through them for cycles less often afterwards, which saves a tenth of a start's CPU time.
     """
     for name, value in (DEFAULTS | others).items():
         os.environ.setdefault(name, value)
+    gc.set_threshold(max(50_000, gc.get_threshold()[0]), *gc.get_threshold()[1:])
 
 
 def keep_freed_memory() -> None:

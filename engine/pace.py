@@ -62,7 +62,7 @@ def make_step(programs: Programs, plan: Plan, batch: Mapping[str, Any]) -> Calla
     `batch` is on the host or on the devices, of one of the shapes that the benchmark declares.
     """
     abstract = programs.abstract_state(plan)
-    abstract_totals = programs.abstract_totals(abstract)
+    abstract_totals = programs.abstract_totals(plan, abstract)
     _, compiled = Fit.of_run(programs, abstract, "train").train(
         lambda cut: CompiledStep(alike(cut.lower_train(plan, abstract, abstract_totals), batch))
     )

@@ -29,8 +29,6 @@ from engine.cluster import guard
 from engine.report.history import lower_is_better
 from engine.step import StepSettings, TrainState
 
-_SEED = jax.ShapeDtypeStruct((), jnp.uint32)
-
 
 @dataclasses.dataclass(frozen=True)
 class LogKeys:
@@ -314,12 +312,19 @@ class Programs:
 
     def abstract_state(self, plan: Plan) -> TrainState:
         """The state as ShapeDtypeStructs, replicated."""
-        shapes = _initial(self.benchmark.init, plan.step_settings, self.mesh).eval_shape(_SEED)
-        return sharding.abstract(shapes, sharding.replicated(self.mesh))
+        make = _initial(self.benchmark.init, plan.step_settings, self.mesh)
+        return sharding.abstract(make.eval_shape(self._seed_spec), sharding.replicated(self.mesh))
 
-    def abstract_totals(self, state: TrainState) -> Any:
+    def abstract_totals(self, plan: Plan, state: TrainState) -> Any:
         """The totals of the train step as ShapeDtypeStructs, replicated."""
-        return step.totals_spec(self.benchmark.loss, self.mesh, state, self.batch_specs("train")[0])
+        arguments = self._seed_spec, state, self.batch_specs("train")[0]
+        loss, parts = self.benchmark.loss, self.micro_batches
+        return step.totals_spec(loss, self.mesh, plan.step_settings, arguments, parts)
+
+    @property
+    def _seed_spec(self) -> jax.ShapeDtypeStruct:
+        """The seed's shape; with the sharding of `seed()`, so that jax takes the same trace."""
+        return jax.ShapeDtypeStruct((), jnp.uint32, sharding=sharding.replicated(self.mesh))
 
     def initial_state(self, plan: Plan) -> TrainState:
         """The state before the first step, on the devices."""
@@ -343,8 +348,7 @@ class Programs:
         train = step.make_train_step(
             self.benchmark.loss, self.mesh, plan.step_settings, options, self.micro_batches
         )
-        seed = sharding.abstract(_SEED, sharding.replicated(self.mesh))
-        arguments = seed, state, totals
+        arguments = self._seed_spec, state, totals
         return step.lower(train, arguments, self.batch_specs("train"))
 
     def lower_predict(self, state: TrainState, size: int = 0) -> list[Any]:

@@ -74,6 +74,7 @@ def checkpoint_items(state: TrainState, totals: Any) -> dict[str, Any]:
     return {"model": model_items(state), "optimizer": optimizer}
 
 
+@functools.lru_cache(1)
 def make_gradients(
     loss: Callable[..., Any],
     mesh: Mesh,
@@ -137,7 +138,8 @@ def make_gradients(
 
     everywhere, shared = PartitionSpec(), PartitionSpec(axes)
     specs = everywhere, everywhere, shared, everywhere
-    return _shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=everywhere)
+    mapped = _shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=everywhere)
+    return jax.jit(mapped, inline=True)  # keeps the trace; no program has it as a function
 
 
 def _over_devices(x: jax.Array, axes: Any) -> jax.Array:
@@ -330,17 +332,25 @@ def update_average(average: Any, newest: Any, done: jax.Array, decay: float) -> 
     return jax.tree.map(averaged, average, newest)
 
 
-def totals_spec(loss: Callable[..., Any], mesh: Mesh, state: TrainState, batch: Any) -> Any:
-    """Returns the totals of `make_train_step` as ShapeDtypeStructs, for this state and batch."""
+def totals_spec(
+    loss: Callable[..., Any],
+    mesh: Mesh,
+    settings: StepSettings,
+    arguments: tuple[Any, TrainState, Any],
+    accumulation: int = 1,
+) -> Any:
+    """Returns the totals of `make_train_step` as ShapeDtypeStructs, for its (seed, state, batch).
 
-    def on_device(params: Any, model_state: Any, batch: Any) -> Any:
-        terms, metrics, _ = loss(params, model_state, batch, jax.random.key(0))
-        return reported_sums(terms, metrics)
+    They come from the gradients that the step computes: jax traces these once for both.
+    """
+    clip, dtype = settings.device_clip, settings.sum_dtype
+    gradients_of = make_gradients(loss, mesh, accumulation, clip, dtype)
 
-    everywhere, shared = PartitionSpec(), PartitionSpec(mesh.axis_names)
-    specs = everywhere, everywhere, shared
-    forward = _shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=everywhere)
-    shapes = jax.eval_shape(forward, state.params, state.model_state, batch)
+    def added(seed: jax.Array, state: TrainState, batch: Any) -> Any:
+        key = jax.random.fold_in(jax.random.key(seed), state.step)
+        return gradients_of(state.params, state.model_state, batch, key)[1]
+
+    shapes = jax.eval_shape(added, *arguments)
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
     extra = {"gradient_norm": (scalar, scalar), "bad_step": jax.ShapeDtypeStruct((), jnp.int32)}
     return sharding.abstract({**shapes, **extra}, sharding.replicated(mesh))

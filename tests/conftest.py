@@ -262,7 +262,7 @@ def untrained_run(tmp_path_factory, tiny_records):
     run = Run.open(settings)
     plan = make_plan(settings, run.benchmark, 90)
     state = run.programs.initial_state(plan)._replace(step=jnp.int32(4))
-    totals = run.programs.zeros(run.programs.abstract_totals(state))()
+    totals = run.programs.zeros(run.programs.abstract_totals(plan, state))()
     checkpoints = Checkpointer(f"{run.settings.workdir}/checkpoints", keep=1, best=lambda: None)
     opened(run.benchmark)
     checkpoints.save(4, **checkpoint_items(state, totals), manifest=describe_run(run.programs, 90))

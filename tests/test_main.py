@@ -101,6 +101,24 @@ def test_help_lists_the_flags():
         assert f"  --{flag}: " in done.stdout, flag
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["main.py", "--help"],
+        ["main.py"],
+        ["main.py", "--config=nothing.py"],
+        ["main.py", "--config=configs/digits.py", "--config.batchsize=3"],
+        ["resnet_main.py", "--help"],
+        ["-m", "scripts.prepare", "--help"],
+    ],
+)
+def test_a_command_line_is_read_before_the_libraries_are_imported(words):
+    command = [sys.executable, "-X", "importtime", *words]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
+    names = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "common.errors" in names and not names & {"jax", "flax", "tensorflow", "orbax"}
+
+
 def test_every_mode_names_a_function_that_takes_its_flags():
     """`main.py` imports it when the mode is chosen."""
     choices: Any = main.flags.FLAGS["mode"].parser

@@ -499,9 +499,28 @@ def test_all_seeds_share_the_compiled_programs(tiny_records):
         programs, plan = make_programs(config), plan_of(config, 90)
         assert int(programs.seed()) == seed
         state = programs.abstract_state(plan)
-        ((_, lowered),) = programs.lower_train(plan, state, programs.abstract_totals(state))
+        ((_, lowered),) = programs.lower_train(plan, state, programs.abstract_totals(plan, state))
         texts.append(lowered.as_text())
     assert texts[0] == texts[1]
+
+
+def test_jax_traces_the_initial_state_and_the_loss_once(tiny_records, monkeypatch):
+    """A trace takes seconds of a start."""
+    config = make_tiny_config(tiny_records)
+    programs, plan = make_programs(config), plan_of(config, 90)
+    calls = []
+
+    def traced(name, plain, *arguments):
+        calls.append(name)
+        return plain(*arguments)
+
+    for name in ("init", "loss"):
+        plain = getattr(programs.benchmark, name)
+        monkeypatch.setattr(programs.benchmark, name, functools.partial(traced, name, plain))
+    state = programs.abstract_state(plan)
+    programs.lower_train(plan, state, programs.abstract_totals(plan, state))
+    programs.initial_state(plan)
+    assert calls == ["init", "loss"]
 
 
 @pytest.mark.long

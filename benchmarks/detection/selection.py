@@ -5,6 +5,8 @@ k-th largest number digit by digit, from the highest to the lowest. Each pass ov
 counts how many are at least as large as the prefix so far and each possible next digit.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -31,6 +33,7 @@ def largest(values: jax.Array, eligible: jax.Array, k: jax.typing.ArrayLike) -> 
     return _largest(keys, k, 31) & (k > 0)[..., None]
 
 
+@partial(jax.jit, static_argnames="k", inline=True)  # traced once for all images of a shape
 def top_k(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     """`lax.top_k` of f32[b, n], faster for a large k: only the k largest numbers are sorted.
 

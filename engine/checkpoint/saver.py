@@ -69,7 +69,7 @@ class Saver:
         self._programs, self._log, self._plan = programs, log, plan
         self._guard, self._reporter, self._splits = guard, reporter, splits
         self.abstract = programs.abstract_state(plan)
-        self.abstract_totals = programs.abstract_totals(self.abstract)
+        self.abstract_totals = programs.abstract_totals(plan, self.abstract)
         self._best_by = targets_of(programs.settings, programs.benchmark)[0].metric
         self._gone: Set[int] = set()  # evaluated steps whose checkpoints are deleted
         self.checkpoints = Checkpointer(

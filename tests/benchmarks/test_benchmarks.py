@@ -546,7 +546,7 @@ def test_loss_falls_on_one_batch(job):
     make = jax.jit(functools.partial(steps.init_state, benchmark.init, plan.step_settings))
     seed = np.uint32(config.seed)
     state = put(mesh, make.lower(seed).compile(QUICK)(seed))
-    spec = steps.totals_spec(benchmark.loss, mesh, state, batch)
+    spec = steps.totals_spec(benchmark.loss, mesh, plan.step_settings, (seed, state, batch))
     totals = jax.tree.map(lambda x: jax.device_put(jnp.zeros(x.shape, x.dtype), x.sharding), spec)
     train_step = steps.make_train_step(benchmark.loss, mesh, plan.step_settings)
     step = train_step.lower(seed, state, totals, batch).compile(QUICK)
@@ -653,7 +653,8 @@ for name, overrides in json.loads(sys.argv[1]).items():
         for spec in benchmark.batch_spec(split, size):
             batch = sharding.abstract(spec, sharding.batch_sharding(mesh))
             if split == "train":
-                totals = steps.totals_spec(benchmark.loss, mesh, state, batch)
+                arguments = seed, state, batch
+                totals = steps.totals_spec(benchmark.loss, mesh, settings, arguments)
                 step = steps.make_train_step(benchmark.loss, mesh, settings)
                 info = lowered(step, seed, state, totals, batch).out_info
                 assert described(info[:2]) == described((state, totals)), info

@@ -40,7 +40,7 @@ class Training:
         self.programs = programs = Programs.make(run_settings)
         plan = plan_of(run_settings, programs.benchmark)
         self.abstract = programs.abstract_state(plan)
-        self.abstract_totals = programs.abstract_totals(self.abstract)
+        self.abstract_totals = programs.abstract_totals(plan, self.abstract)
         started = time.monotonic()
         self.lowered = programs.lower_train(plan, self.abstract, self.abstract_totals)[0][1]
         self.compiled = self.lowered.compile()

@@ -1,6 +1,7 @@
 """engine/environment.py: what a run's libraries find in the environment."""
 
 import ctypes
+import gc
 import os
 import pathlib
 import platform
@@ -19,9 +20,19 @@ def test_the_users_own_values_stay(monkeypatch):
     for name in environment.DEFAULTS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("GCS_REQUEST_IDLE_TIMEOUT_SECS", "7")
+    monkeypatch.setattr(gc, "set_threshold", lambda *_: None)
     environment.set_defaults()
     values = {name: os.environ[name] for name in environment.DEFAULTS}
     assert values == environment.DEFAULTS | {"GCS_REQUEST_IDLE_TIMEOUT_SECS": "7"}
+
+
+@pytest.mark.parametrize(("before", "after"), [(700, 50_000), (90_000, 90_000)])
+def test_python_looks_for_cycles_less_often(before, after, monkeypatch):
+    thresholds = [(before, 10, 7)]
+    monkeypatch.setattr(gc, "get_threshold", lambda: thresholds[-1])
+    monkeypatch.setattr(gc, "set_threshold", lambda *values: thresholds.append(values))
+    environment.set_defaults()
+    assert thresholds[-1] == (after, 10, 7)
 
 
 @pytest.mark.parametrize("is_glibc", [True, False])

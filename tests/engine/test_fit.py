@@ -243,7 +243,7 @@ def shared(tmp_path_factory, data):
     state, needs = programs.abstract_state(plan), {}
     for number in (1, 2, 4, 8):  # 8 of 64 rows are on a device
         cut = dataclasses.replace(programs, micro_batches=number)
-        ((batch, lowered),) = cut.lower_train(plan, state, programs.abstract_totals(state))
+        ((batch, lowered),) = cut.lower_train(plan, state, programs.abstract_totals(plan, state))
         sizes_ = lowered.compile().memory_analysis()
         parts = ("argument", "output", "generated_code", *3 * ["temp"])  # see engine/fit.py
         needs[number] = sum(getattr(sizes_, f"{part}_size_in_bytes") for part in parts)

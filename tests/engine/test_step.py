@@ -42,7 +42,8 @@ def step_settings(**kwargs: Any) -> steps.StepSettings:
 
 
 def zeros(loss: Any, mesh: Any, state: Any, batch: Any) -> Any:
-    spec = steps.totals_spec(loss, mesh, state, batch)
+    arguments = jnp.uint32(0), state, batch
+    spec = steps.totals_spec(loss, mesh, step_settings(), arguments)
     return jax.tree.map(lambda x: jax.device_put(jnp.zeros(x.shape, x.dtype), x.sharding), spec)
 
 

@@ -341,7 +341,7 @@ def test_a_short_run_ends_where_the_plain_one_does(tiny_records, tmp_path, span,
         plan = make_programs(config, str(tmp_path))
         planned = plan_of(config, plan.benchmark.open("train"))
         abstract = plan.abstract_state(planned)
-        spec = plan.abstract_totals(abstract)
+        spec = plan.abstract_totals(planned, abstract)
         ((_, lowered),) = plan.lower_train(planned, abstract, spec)
         step = lowered.compile(QUICK)
         state, totals = plan.initial_state(planned), plan.zeros(spec)()
