@@ -46,7 +46,7 @@ class Intervals:
     def close(self, step: int, totals: Any) -> None:
         """Ends an interval at `step`; `totals` are its sums on the devices."""
         # Asked for now, the rate comes with the sums; later it would come after the next step.
-        self._pending = step, totals, self._learning_rate(step - 1)
+        self._pending = step, totals, self._learning_rate(jax.device_put(step - 1))
 
     def pause(self, seconds: float, evaluated: bool = False) -> None:
         """Leaves time out of the rates; `evaluated` says that it was one complete evaluation."""

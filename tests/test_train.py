@@ -338,10 +338,10 @@ class HiddenCopy(AssertionError):
 
 @pytest.fixture
 def no_hidden_copies(monkeypatch):
-    """A context for the main thread: no copy to the devices that jax makes by itself, and none back.
+    """A context for the main thread: no copy to the devices that jax makes by itself, none back.
 
-    jax's own guard knows only the first kind on CPUs, where the second one copies nothing.
-    `allowed` is such a context inside of it for what may read.
+    jax's own guard knows only the first kind on CPUs, where the second one copies nothing. Within
+    it, a context with `may_read` allows the second kind.
     """
     array, readers = type(jax.numpy.zeros(())), []
     value = array._value

@@ -123,7 +123,9 @@ def test_nothing_is_computed_when_an_interval_is_reported(make_intervals, clock,
     """By then the next step runs, and the answer would come after it."""
     kept, reporter = make_intervals()
     asked = []
-    monkeypatch.setattr(kept, "_learning_rate", lambda step: asked.append(step) or np.float32(0.5))
+    monkeypatch.setattr(
+        kept, "_learning_rate", lambda step: asked.append(int(step)) or np.float32(0.5)
+    )
     kept.close(110, totals(loss=(1.0, 1.0)))
     assert asked == [109]
     kept.report()
