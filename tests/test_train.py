@@ -343,7 +343,8 @@ def no_hidden_copies(monkeypatch):
     jax's own guard knows only the first kind on CPUs, where the second one copies nothing. Within
     it, a context with `may_read` allows the second kind.
     """
-    array, readers = type(jax.numpy.zeros(())), []
+    array: Any = type(jax.numpy.zeros(()))
+    readers: list[bool] = []
     value = array._value
 
     def read(self):

@@ -141,13 +141,14 @@ def host_copies(tree: Any) -> dict[str, Any]:
     """
 
     def whole(x: jax.Array | np.ndarray) -> jax.Array | np.ndarray | None:
-        if isinstance(x, jax.Array):
-            # Orbax reads the same object, which keeps its copy: it is made once.
-            x = x.addressable_shards[0].data if x.is_fully_replicated else x
-            if not x.is_fully_addressable:
-                return None
-            x.copy_to_host_async()
-        return x
+        if not isinstance(x, jax.Array):
+            return x
+        # Orbax reads the same piece, which keeps its copy: it is made once.
+        piece: jax.Array = x.addressable_shards[0].data if x.is_fully_replicated else x
+        if not piece.is_fully_addressable:
+            return None
+        piece.copy_to_host_async()
+        return piece
 
     arrays = {name: whole(x) for name, x in by_name(tree).items()}
     return {name: None if x is None else np.asarray(x) for name, x in arrays.items()}
@@ -163,7 +164,7 @@ def checksums(copies: dict[str, Any]) -> dict[str, int | None]:
     return {name: None if x is None else zlib.crc32(_bytes(x)) for name, x in taken}
 
 
-def _bytes(x: Any) -> np.ndarray:
+def _bytes(x: Any) -> Any:
     """The bytes uint8[n] of an array in the memory of a host or device; a view where it can be."""
     return np.ascontiguousarray(x).reshape(-1).view(np.uint8)
 
