@@ -8,10 +8,11 @@ import concurrent.futures
 import contextlib
 import math
 import os
-import pathlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
+
+from etils import epath
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -27,7 +28,7 @@ def cores(cgroup: str = "/sys/fs/cgroup") -> int:
         may_use = len(os.sched_getaffinity(0))
     for names in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):  # v2, v1
         with contextlib.suppress(OSError, ValueError):  # "max" is not a number: no quota
-            texts = [(pathlib.Path(cgroup) / name).read_text() for name in names]
+            texts = [(epath.Path(cgroup) / name).read_text() for name in names]
             quota, period = map(int, " ".join(texts).split())
             if quota > 0:  # v1 has -1 where there is none
                 may_use = min(may_use, math.ceil(quota / period))

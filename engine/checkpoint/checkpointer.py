@@ -100,13 +100,6 @@ class _ManifestHandler(ocp.JsonCheckpointHandler):
         return ocp.JsonCheckpointHandler.typestr()  # which any program with Orbax has
 
 
-def _registry() -> ocp.CheckpointHandlerRegistry:
-    registry, handler = ocp.DefaultCheckpointHandlerRegistry(), _ManifestHandler()
-    for arguments in (ocp.args.JsonSave, ocp.args.JsonRestore):
-        registry.add("manifest", arguments, handler)
-    return registry
-
-
 class Damaged(CheckpointError):
     """A checkpoint cannot be read as it was written."""
 
@@ -142,6 +135,9 @@ class Checkpointer:
         # The manager begins with jax's first collective, which on CPUs waits 30 s for the others.
         processes.barrier("waiting for the other hosts to open the checkpoints")
         devices.open_platform()
+        registry, handler = ocp.DefaultCheckpointHandlerRegistry(), _ManifestHandler()
+        for arguments in (ocp.args.JsonSave, ocp.args.JsonRestore):
+            registry.add("manifest", arguments, handler)
         try:
             folder = epath.Path(directory)
             with watchdog.during(f"opening {directory}"):
@@ -150,7 +146,7 @@ class Checkpointer:
                 if self._writes and self._is_local and not locks.has_locks(f"{folder.parent}"):
                     _lock_with_files()
                 self._manager = ocp.CheckpointManager(
-                    folder, options=_options(keep, best), handler_registry=_registry()
+                    folder, options=_options(keep, best), handler_registry=registry
                 )
         except Exception as error:  # for gs://, TensorFlow raises its own types
             problem = f"cannot use {directory} for checkpoints: {one_line(error)}"
