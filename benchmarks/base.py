@@ -140,7 +140,7 @@ class Benchmark(abc.ABC):
         Concatenated over shards, batch k is the same global batch for any `num_shards`. At one
         step all shards yield the same shape. For the warning about slow input, a batch may have a
         leaf host_seconds float32[h], which is not in `batch_spec`: the seconds that one of
-        os.cpu_count() threads spent on each example.
+        `common.pools.cores()` threads spent on each example.
         """
 
     @abc.abstractmethod

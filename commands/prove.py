@@ -22,6 +22,7 @@ from xml.etree import ElementTree
 
 from etils import epath
 
+from common import pools
 from common.errors import ConfigError, OutputError, one_line, parse_json, visible
 from common.progress import hms
 from engine import environment, locations
@@ -92,7 +93,7 @@ def run(
         "short": short,
         "commit": environment.commit(),
         "devices": devices,
-        "host": {"cores": os.cpu_count(), "machine": platform.machine()},
+        "host": {"cores": pools.cores(), "machine": platform.machine()},
         "versions": {"python": platform.python_version(), **environment.versions()},
         "checks": rows,
     }

@@ -5,20 +5,34 @@ NumPy, TensorFlow and libjpeg release Python's lock, so that threads use all cor
 
 import collections
 import concurrent.futures
+import contextlib
+import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
+from etils import epath
+
 In = TypeVar("In")
 Out = TypeVar("Out")
 
 
-def cores() -> int:
-    """Returns the number of processor cores that this process may use."""
+def cores(cgroup: str = "/sys/fs/cgroup") -> int:
+    """Returns the number of processor cores that this process may use.
+
+    A container's quota counts in whole cores, rounded up.
+    """
+    may_use = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        may_use = len(os.sched_getaffinity(0))
+    for names in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):  # v2, v1
+        with contextlib.suppress(OSError, ValueError):  # "max" is not a number: no quota
+            texts = [(epath.Path(cgroup) / name).read_text() for name in names]
+            quota, period = map(int, " ".join(texts).split())
+            if quota > 0:  # v1 has -1 where there is none
+                may_use = min(may_use, math.ceil(quota / period))
+    return may_use
 
 
 def threads(*paths: str) -> int:

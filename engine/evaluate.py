@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -100,17 +100,21 @@ def predict_all(run: Run, predict: CompiledStep, state: TrainState) -> Iterator[
             return {}
         return {name: np.asarray(x)[real] for name, x in output.items() if name != "mask"}
 
+    def read(output: dict[str, jax.Array], stop: Callable[[], Sequence[bool]]) -> Any:
+        if any(stop()):
+            raise preemption.answer(agreed=True)
+        return real_rows(output)
+
     previous = None  # read one batch behind, so that the devices never wait for the host
     for batch in feed:
         watchdog.doing("evaluating")
-        if sharding.any_process(preemption.requested()):
-            raise preemption.answer(agreed=True)
         output = predict(*weights, batch)
+        stop = sharding.ask_processes(run.mesh, lambda: (preemption.requested(),))
         if previous is not None:
-            yield real_rows(previous)
-        previous = output
+            yield read(*previous)
+        previous = output, stop
     if previous is not None:
-        yield real_rows(previous)
+        yield read(*previous)
     if counted != (expected := benchmark.eval_rows):
         raise DataError(f"evaluation saw {counted:,} examples, the data hold {expected:,}")
 

@@ -20,6 +20,7 @@ class Feed:
     A host batch that is the same object as the last one (fake data) is not copied again.
 
     The loop waited `waited` seconds for batches; `copied` of them went into copies to the devices.
+    A copy begins `ahead` batches before its step, so only a run that is bound by copies waits here.
     All threads of this host `worked` so many seconds on the examples, from the leaf host_seconds of
     the batches; nan if they have no such leaf.
     """
@@ -38,7 +39,12 @@ class Feed:
             self._fill()
             if not self._ready:
                 return
-            yield self._ready.popleft()
+            batch, start = self._ready.popleft(), time.monotonic()
+            jax.block_until_ready(batch)  # a copy to a TPU or GPU goes on after its call
+            seconds = time.monotonic() - start
+            self.waited += seconds
+            self.copied += seconds
+            yield batch
 
     def _fill(self) -> None:
         start = time.monotonic()

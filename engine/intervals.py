@@ -2,14 +2,13 @@
 
 import logging
 import math
-import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 
+from common import pools
 from common.progress import hms
 from engine.feed import Feed
 from engine.plan import Plan
@@ -41,12 +40,13 @@ class Intervals:
         self._next_evaluation = plan.eval_every.next_after if evaluating else None
         self._progress = Progress(step, self._total)
         self._bottleneck = Bottleneck(run.benchmark.input_advice)
-        self._pending: tuple[int, Any] | None = None  # an interval that is not yet reported
+        self._pending: tuple[int, Any, Any] | None = None  # an interval that is not yet reported
         self._has_line = False  # whether the user has seen how fast the run is
 
     def close(self, step: int, totals: Any) -> None:
         """Ends an interval at `step`; `totals` are its sums on the devices."""
-        self._pending = step, totals
+        # Asked for now, the rate comes with the sums; later it would come after the next step.
+        self._pending = step, totals, self._learning_rate(jax.device_put(step - 1))
 
     def pause(self, seconds: float, evaluated: bool = False) -> None:
         """Leaves time out of the rates; `evaluated` says that it was one complete evaluation."""
@@ -77,13 +77,14 @@ class Intervals:
         """
         if self._pending is None:
             return None
-        (step, totals), self._pending = self._pending, None
-        totals = jax.tree.map(np.asarray, totals)
+        step, totals, learning_rate = jax.device_get(self._pending)
+        self._pending = None
         if not int(totals["bad_step"]):
-            self._report(step, {k: v for k, v in totals.items() if k != "bad_step"})
+            sums = {k: v for k, v in totals.items() if k != "bad_step"}
+            self._report(step, sums, float(learning_rate))
         return totals
 
-    def _report(self, step: int, sums: dict[str, tuple[Any, Any]]) -> None:
+    def _report(self, step: int, sums: dict[str, tuple[Any, Any]], learning_rate: float) -> None:
         self._has_line = True
         benchmark, batch_size = self._run.benchmark, self._run.settings.train_batch_size
         means = {k: float(total / weight) for k, (total, weight) in sums.items() if weight}
@@ -94,7 +95,6 @@ class Intervals:
             unit, name = benchmark.throughput
             count = float(sums[name][1])
         rate, epoch = count / seconds, step * batch_size / self._plan.num_examples
-        learning_rate = float(self._learning_rate(step - 1))
         self._progress.foresee(step, self._next_evaluation)
         left = self._progress.remaining(step)
         row = {
@@ -124,9 +124,9 @@ class Bottleneck:
     """Follows a run's input over its log intervals."""
 
     def __init__(self, advice: Mapping[str, str] | None = None, threads: int = 0):
-        """`advice` is the benchmark's; 0 decoding `threads` means one per CPU."""
+        """`advice` is the benchmark's; 0 decoding `threads` means one per core."""
         self._advice = _ADVICE | dict(advice or {})
-        self._threads = threads or os.cpu_count() or 1
+        self._threads = threads or pools.cores()
         self._before = (0.0, 0.0, 0.0)
         self._slow = 0  # intervals in a row
 

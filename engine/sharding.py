@@ -5,13 +5,15 @@ programs name by the `axis_index_groups` of `jax.lax.pmean`. Its size, config.bn
 of devices, or '64/4096', as many devices as have 64 of the 4096 images of a forward pass.
 """
 
+import functools
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -155,3 +157,30 @@ def largest_of_processes(value: float) -> float:
 def any_process(answer: bool) -> bool:
     """Returns whether `answer` is true on any process; all must call this at the same step."""
     return bool(np.any(multihost_utils.process_allgather(np.asarray(answer))))
+
+
+def ask_processes(
+    mesh: Mesh, answers: Callable[[], tuple[bool, ...]]
+) -> Callable[[], Sequence[bool]]:
+    """Asks which of the `answers` are true on any process, without waiting.
+
+    All must call this at the same step. The function that it returns waits for the programs that
+    were dispatched before, and returns the same on every process. One process answers when it is
+    called.
+    """
+    if jax.process_count() == 1:
+        return answers
+    result = _any(mesh)(_spread(mesh, answers()))
+    return lambda: np.asarray(result.addressable_data(0)).tolist()
+
+
+@functools.cache
+def _any(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(lambda x: jnp.any(x, axis=0), out_shardings=replicated(mesh))
+
+
+@functools.cache
+def _spread(mesh: Mesh, answers: tuple[bool, ...]) -> jax.Array:
+    """This process's answers on each of its devices, bool[devices, answers]."""
+    local = np.tile(np.asarray(answers), (jax.local_device_count(), 1))
+    return jax.make_array_from_process_local_data(batch_sharding(mesh), local)

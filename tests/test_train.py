@@ -2,11 +2,14 @@
 
 import contextlib
 import functools
+import gc
 import json
 import os
 import shutil
 import signal
+import threading
 import types
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +23,12 @@ import train
 from benchmarks.resnet import ImageClassifier
 from commands import evaluating
 from common.errors import RESTART, CheckpointError, DataError, UserError
+from engine import sharding
 from engine.checkpoint import model_source
-from engine.checkpoint.saver import Diverged, Position
+from engine.checkpoint.saver import Diverged, Position, Saver
 from engine.cluster import guard, preemption, processes
+from engine.evaluate import Evaluator
+from engine.intervals import Intervals
 from engine.plan import read_settings
 from engine.report.history import History
 from tests.conftest import make_programs, make_tiny_config, plan_of
@@ -249,6 +255,43 @@ def test_later_steps_do_not_count_after_the_target(loop):
     assert events[-3:] == ["step 3", ("score", 2), ("pause", 3.0, True)]
 
 
+def test_garbage_is_collected_after_the_same_steps_on_all_hosts(loop, monkeypatch):
+    """And after evaluations; Python does not collect by itself before the loop ends."""
+    _, run, events = loop(due=(5, 7))
+    collections = []
+
+    def collect():
+        steps = sum(isinstance(event, str) for event in events)
+        collections.append((steps, gc.isenabled()))
+
+    monkeypatch.setattr(train, "_GARBAGE_STEPS", 3)
+    monkeypatch.setattr(gc, "collect", collect)
+    run(at(0))
+    assert collections == [(0, True), (3, False), (5, False), (6, False), (7, False)]
+    assert gc.isenabled() and gc.get_freeze_count() == 0
+
+
+def test_garbage_does_not_grow_and_python_collects_again_after_a_failure(loop, monkeypatch):
+    class Node:
+        def __init__(self):
+            self.itself = self
+
+    trainer, run, _ = loop(due=(), stops=(6,))
+    nodes, alive = [], []
+
+    def vote(is_ready, asked=trainer.guard.vote):
+        nodes.append(weakref.ref(Node()))
+        alive.append(sum(node() is not None for node in nodes))
+        return asked(is_ready)
+
+    monkeypatch.setattr(train, "_GARBAGE_STEPS", 2)
+    monkeypatch.setattr(trainer.guard, "vote", vote)
+    with pytest.raises(Stopped):
+        run(at(0))
+    assert alive == [1, 2, 1, 2, 1, 2, 1]
+    assert gc.isenabled() and gc.get_freeze_count() == 0
+
+
 @pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
 def test_parts_are_closed_unless_other_hosts_do_not_know_of_a_failure(joined, error, monkeypatch):
@@ -287,6 +330,85 @@ def test_a_run_leaves_what_people_look_for(uninterrupted):
     # The best one when step 12 was saved: step 12 was evaluated after that.
     best = max(evals[:-1], key=lambda r: (r["top_1_accuracy"], -r["step"]))["step"]
     assert steps == sorted({8, 9, 12} | {best})
+
+
+class HiddenCopy(AssertionError):
+    """The main thread reads an array of the devices where nobody expects it to wait."""
+
+
+@pytest.fixture
+def no_hidden_copies(monkeypatch):
+    """A context for the main thread: no copy to the devices that jax makes by itself, none back.
+
+    jax's own guard knows only the first kind on CPUs, where the second one copies nothing. Within
+    it, a context with `may_read` allows the second kind.
+    """
+    array: Any = type(jax.numpy.zeros(()))
+    readers: list[bool] = []
+    value = array._value
+
+    def read(self):
+        if readers == [False] and threading.current_thread() is threading.main_thread():
+            raise HiddenCopy(f"{self.dtype.name}{list(self.shape)}")
+        return value.fget(self)
+
+    monkeypatch.setattr(array, "_value", property(read))
+
+    @contextlib.contextmanager
+    def guarded(may_read=False):
+        before = readers[:]
+        readers[:] = [may_read]
+        try:
+            with jax.transfer_guard("disallow"):
+                yield
+        finally:
+            readers[:] = before
+
+    return guarded
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        float,
+        np.asarray,
+        jax.device_get,
+        lambda x: f"{x}",
+        lambda x: 1 if x else 0,
+        lambda x: x + 1,
+        lambda x: jax.numpy.add(x, np.float32(1)),
+        lambda x: jax.jit(jax.numpy.square)(np.zeros(3)),
+    ],
+)
+def test_a_hidden_copy_is_an_error(hidden, no_hidden_copies):
+    everywhere = sharding.replicated(sharding.make(("a", "b"), 1))
+    x = jax.device_put(np.float32(1), everywhere)
+    with no_hidden_copies(), pytest.raises((HiddenCopy, jax.errors.JaxRuntimeError)):
+        hidden(x)
+    with no_hidden_copies(), no_hidden_copies(may_read=True):
+        assert float(jax.block_until_ready(jax.device_put(np.float32(2), everywhere))) == 2.0
+    hidden(x)
+
+
+@pytest.mark.long
+def test_the_loop_copies_nothing_by_itself(tiny_records, tmp_path, no_hidden_copies, monkeypatch):
+    """The parts that may read from the devices have names; what they read has been computed."""
+
+    def within(owner, name, **options):
+        method = getattr(owner, name)
+
+        def guarded(*args, **kwargs):
+            with no_hidden_copies(**options):
+                return method(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, guarded)
+
+    within(train.Trainer, "train")
+    within(Intervals, "report", may_read=True)  # the sums of the last interval
+    within(Saver, "save", may_read=True)  # whether a step was not finite, and the state
+    within(Evaluator, "start", may_read=True)  # the predictions
+    scores = train.train_and_evaluate(read_settings(make_tiny_config(tiny_records), str(tmp_path)))
+    assert scores
 
 
 @pytest.mark.parametrize("batch", [5, *(pytest.param(i, marks=pytest.mark.slow) for i in (1, 9))])

@@ -10,7 +10,6 @@ each host computes only its rows.
 import concurrent.futures
 import functools
 import itertools
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
@@ -70,7 +69,7 @@ class NegativeSampler:
             batch = 4 * share * (1 + self._eval_negatives)
         else:
             batch = 2 * share * self._data.num_items  # of both kinds, a byte for each item
-        return index, ((os.cpu_count() or 1) + 2) * batch
+        return index, (pools.cores() + 2) * batch
 
     def train_batches(
         self, batch_size: int, shard: int, num_shards: int, start_step: int
@@ -201,6 +200,6 @@ class NegativeSampler:
 
 def _in_order(draw: Callable[[In], HostBatch], inputs: Iterable[In]) -> Iterator[HostBatch]:
     """The batches in order, drawn by a thread per core, a few ahead of the reader."""
-    workers = os.cpu_count() or 1
+    workers = pools.cores()
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
         yield from pools.ordered(pool, draw, inputs, workers + 2)

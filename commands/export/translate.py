@@ -100,7 +100,10 @@ class Translator:
         self.text = Pieces(models, known, config["unk_token"]) if models else Subwords(known)
         self.start = config["decoder_start_token"]
         if options.get("device", "cpu") == "cpu":  # each core has sentences of its own
-            options = {"inter_threads": os.cpu_count() or 1, "intra_threads": 1, **options}
+            cores = os.cpu_count() or 1
+            if hasattr(os, "sched_getaffinity"):  # those that this process may use
+                cores = len(os.sched_getaffinity(0))
+            options = {"inter_threads": cores, "intra_threads": 1, **options}
         self.model = ctranslate2.Translator(str(folder), **options)
 
     def __call__(self, lines):

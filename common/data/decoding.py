@@ -4,12 +4,12 @@ Every host gets as many evaluation batches, of one shape: `eval_slices` and `pad
 """
 
 import dataclasses
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from common import pools
 from common.data.order import Order, segments
 from common.data.shards import Shards, read_problem, read_records, train_stream, unreadable
 from common.errors import DataError
@@ -103,7 +103,7 @@ class Reader:
         # Conversion takes seconds; decoders use TensorFlow's own functions for branches.
         @tf.autograph.experimental.do_not_convert
         def start() -> Iterator[Batch]:
-            dataset = records(number).map(_timed(decoders[0]), num_parallel_calls=os.cpu_count())
+            dataset = records(number).map(_timed(decoders[0]), num_parallel_calls=pools.cores())
             return dataset.batch(rows).prefetch(2).with_options(fixed_options()).as_numpy_iterator()
 
         iterator = start()

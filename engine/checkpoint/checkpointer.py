@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore
 from etils import epath
@@ -87,6 +88,18 @@ def _options(keep: int, best: Callable[[], int | None] | None) -> ocp.Checkpoint
     )
 
 
+class _ManifestHandler(ocp.JsonCheckpointHandler):
+    """Computes the checksums of the manifest in Orbax's thread, while the devices train."""
+
+    async def _save_fn(self, x: Any, directory: epath.Path) -> None:
+        checksums = {name: manifests.checksums(item) for name, item in x["checksums"].items()}
+        await super()._save_fn({**x, "checksums": checksums}, directory)
+
+    @classmethod
+    def typestr(cls) -> str:
+        return ocp.JsonCheckpointHandler.typestr()  # which any program with Orbax has
+
+
 class Damaged(CheckpointError):
     """A checkpoint cannot be read as it was written."""
 
@@ -122,6 +135,9 @@ class Checkpointer:
         # The manager begins with jax's first collective, which on CPUs waits 30 s for the others.
         processes.barrier("waiting for the other hosts to open the checkpoints")
         devices.open_platform()
+        registry, handler = ocp.DefaultCheckpointHandlerRegistry(), _ManifestHandler()
+        for arguments in (ocp.args.JsonSave, ocp.args.JsonRestore):
+            registry.add("manifest", arguments, handler)
         try:
             folder = epath.Path(directory)
             with watchdog.during(f"opening {directory}"):
@@ -129,7 +145,9 @@ class Checkpointer:
                     raise NotADirectoryError("it is not a folder")
                 if self._writes and self._is_local and not locks.has_locks(f"{folder.parent}"):
                     _lock_with_files()
-                self._manager = ocp.CheckpointManager(folder, options=_options(keep, best))
+                self._manager = ocp.CheckpointManager(
+                    folder, options=_options(keep, best), handler_registry=registry
+                )
         except Exception as error:  # for gs://, TensorFlow raises its own types
             problem = f"cannot use {directory} for checkpoints: {one_line(error)}"
             raise CheckpointError(problem) from error
@@ -157,15 +175,17 @@ class Checkpointer:
         cannot begin, or the last one failed.
         """
         items = {"model": model, "optimizer": optimizer}
+        self.wait()
+        self._check_space(sum(x.nbytes for x in jax.tree.leaves(items)))
+        is_writer = jax.process_index() == 0  # of the manifest
         manifest = {
             **manifest,
             "step": step,
             "tree": {name: manifests.describe_arrays(item) for name, item in items.items()},
-            "checksums": {name: manifests.checksums(item) for name, item in items.items()},
+            # `_ManifestHandler` computes them.
+            "checksums": {k: manifests.host_copies(x) for k, x in items.items() if is_writer},
             "versions": environment.versions(),
         }
-        self.wait()
-        self._check_space(sum(x.nbytes for x in jax.tree.leaves(items)))
         self._newest = str(epath.Path(self.directory) / str(step))
         try:
             self._manager.save(
@@ -348,7 +368,8 @@ class Checkpointer:
             raise self._unreadable(step, problem, [*items], error) from error
         for name in items:
             saved = manifest["checksums"].get(name, {})
-            for leaf, checksum in manifests.checksums(restored[name]).items():
+            copies = manifests.host_copies(restored[name])
+            for leaf, checksum in manifests.checksums(copies).items():
                 if checksum is not None and saved.get(leaf) not in (checksum, None):
                     raise Damaged(
                         f"{self.directory}/{step} is damaged: {leaf} differs from its checksum"
@@ -360,7 +381,8 @@ class Checkpointer:
         self.wait()
         restored = by_name(self.restore(step, items))
         for name, value in by_name(items).items():
-            if manifests.array_pieces(value) != manifests.array_pieces(restored[name]):
+            pieces = map(manifests.array_pieces, (value, restored[name]))
+            if not all(map(np.array_equal, *pieces)):
                 raise CheckpointError(f"{self.directory}/{step} reads back differently at {name}")
 
     def close(self) -> None:

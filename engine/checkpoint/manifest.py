@@ -125,26 +125,48 @@ def placeholders(description: Mapping[str, str]) -> dict[str, Any]:
     return tree
 
 
-def array_pieces(x: jax.Array) -> list[bytes]:
-    """Returns the bytes of an array's distinct pieces on this process's devices."""
-    distinct = {str(shard.index): shard.data for shard in x.addressable_shards}
-    return [np.asarray(data).tobytes() for data in distinct.values()]
+def array_pieces(x: jax.Array) -> list[np.ndarray]:
+    """Returns the bytes uint8[n] of an array's distinct pieces on this process's devices."""
+    distinct: dict[str, jax.Array] = {}
+    for shard in x.addressable_shards:
+        distinct.setdefault(str(shard.index), shard.data)  # the first, which `host_copies` copied
+    return [_bytes(data) for data in distinct.values()]
 
 
-def checksums(tree: Any) -> dict[str, int | None]:
-    """Returns {"params/conv_stem/kernel": CRC-32 of its bytes, ...}.
+def host_copies(tree: Any) -> dict[str, Any]:
+    """Returns {"params/conv_stem/kernel": its value as a NumPy array, ...}.
 
-    The checksum is None where the array's pieces lie on several processes.
+    The value is None where the array's pieces lie on several processes. On CPUs it is a view: as
+    long as it lives, jax copies the array where it would donate it.
     """
 
-    def checksum(x: jax.Array | np.ndarray) -> int | None:
-        if isinstance(x, jax.Array):
-            x = x.addressable_data(0) if x.is_fully_replicated else x
-            if not x.is_fully_addressable:
-                return None
-        return zlib.crc32(np.asarray(x).tobytes())
+    def whole(x: jax.Array | np.ndarray) -> jax.Array | np.ndarray | None:
+        if not isinstance(x, jax.Array):
+            return x
+        # Orbax reads the same piece, which keeps its copy: it is made once.
+        piece: jax.Array = x.addressable_shards[0].data if x.is_fully_replicated else x
+        if not piece.is_fully_addressable:
+            return None
+        piece.copy_to_host_async()
+        return piece
 
-    return {name: checksum(x) for name, x in by_name(tree).items()}
+    arrays = {name: whole(x) for name, x in by_name(tree).items()}
+    return {name: None if x is None else np.asarray(x) for name, x in arrays.items()}
+
+
+def checksums(copies: dict[str, Any]) -> dict[str, int | None]:
+    """Returns {"params/conv_stem/kernel": CRC-32 of its bytes, ...} of `host_copies`.
+
+    Takes them out of `copies` one by one, so that their memory is free again. The checksum is None
+    where the copy is.
+    """
+    taken = ((name, copies.pop(name)) for name in [*copies])
+    return {name: None if x is None else zlib.crc32(_bytes(x)) for name, x in taken}
+
+
+def _bytes(x: Any) -> Any:
+    """The bytes uint8[n] of an array in the memory of a host or device; a view where it can be."""
+    return np.ascontiguousarray(x).reshape(-1).view(np.uint8)
 
 
 def array_differences(saved: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator[str]:

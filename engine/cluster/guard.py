@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import psutil
 from etils import epath
 from jax.sharding import Mesh
@@ -82,9 +80,6 @@ class Guard:
                 say=_log.info,
             )
         self._memory_used, self._memory_time = 0.0, -_MEMORY_PERIOD
-        self._answers: dict[tuple[bool, ...], jax.Array] = {}
-        # The result arrives with the step after which it was dispatched: nobody waits for it.
-        self._any = jax.jit(lambda x: jnp.any(x, axis=0), out_shardings=sharding.replicated(mesh))
 
     def vote(self, score_ready: bool = False) -> Vote:
         """Asks all hosts whether to stop and whether a score is ready, without waiting.
@@ -98,15 +93,7 @@ class Guard:
                 self._memory_time, self._memory_used = now, memory_used()
             return preemption.requested(), self._memory_used > self._limit, score_ready
 
-        if jax.process_count() == 1:
-            return Vote(ask, self._memory_full)
-        answer = ask()
-        if answer not in self._answers:
-            local = np.tile(np.asarray(answer), (jax.local_device_count(), 1))
-            placement = sharding.batch_sharding(self._mesh)
-            self._answers[answer] = jax.make_array_from_process_local_data(placement, local)
-        result = self._any(self._answers[answer])
-        return Vote(lambda: np.asarray(result.addressable_data(0)).tolist(), self._memory_full)
+        return Vote(sharding.ask_processes(self._mesh, ask), self._memory_full)
 
     def check(self) -> None:
         """Raises LockError if the workdir no longer belongs to this run."""

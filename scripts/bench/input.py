@@ -34,7 +34,7 @@ import input_pipeline
 from benchmarks.records import RecordFiles
 from benchmarks.resnet.preparation.examples import tf_example
 from benchmarks.resnet.records import open_records
-from common import cli, entry
+from common import cli, entry, pools
 from common.data import files, records
 from common.data.order import Order
 from common.errors import ConfigError
@@ -49,7 +49,7 @@ OURS: Mapping[str, Mapping[str, Any]] = {  # the config keys of each of our pipe
     "fast": {"preprocessing": "fast"},
     "exact, reduced_decoding": {"preprocessing": "exact", "reduced_decoding": True},
 }
-WORKERS = {f"torch's DataLoader, {n} workers": n for n in sorted({0, 1, 2, os.cpu_count() or 1})}
+WORKERS = {f"torch's DataLoader, {n} workers": n for n in sorted({0, 1, 2, pools.cores()})}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

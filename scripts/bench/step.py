@@ -29,7 +29,7 @@ from etils import epath
 
 from commands import preflight
 from commands import recipe as recipes
-from common import cli, entry
+from common import cli, entry, pools
 from common.errors import ConfigError
 from engine import compiler, devices, pace
 from engine.forecast import topology
@@ -93,7 +93,7 @@ def timed(flags: argparse.Namespace) -> list[Row]:
     """The ms of the peer's step and of our step on this machine."""
     config, steps, differs = prepare(flags)
     precision = config.get("precision", "float32")
-    print(f"{precision}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}", file=sys.stderr)
+    print(f"{precision}, {pools.cores()} CPUs, load {os.getloadavg()[0]:.1f}", file=sys.stderr)
     size = config.train_batch_size // jax.device_count()
     common = {"slice": jax.devices()[0].device_kind, "estimate": False, "batch_per_device": size}
     rows = [

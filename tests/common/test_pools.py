@@ -2,11 +2,40 @@
 
 import concurrent.futures
 import itertools
+import os
 import threading
 
 import pytest
 
 from common import pools
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({}, 6),
+        ({"cpu.max": "max 100000\n"}, 6),
+        ({"cpu.max": "150000 100000\n"}, 2),
+        ({"cpu.max": "10000 100000\n"}, 1),
+        ({"cpu.max": "6400000 100000\n"}, 6),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 6),
+        ({"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),
+    ],
+)
+@pytest.mark.parametrize("affinity", [True, False])
+def test_cores_are_those_of_the_process_and_of_its_container(
+    affinity, files, cores, tmp_path, monkeypatch
+):
+    (tmp_path / "cpu").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    if affinity:
+        monkeypatch.setattr(os, "cpu_count", lambda: 64)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(6)), raising=False)
+    else:
+        monkeypatch.setattr(os, "cpu_count", lambda: 6)
+        monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    assert pools.cores(str(tmp_path)) == cores
 
 
 def test_results_come_in_order_whatever_ends_first():

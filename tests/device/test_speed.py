@@ -1,7 +1,6 @@
 """Measures the train step and its memory beside preflight's forecast, and the host's input."""
 
 import itertools
-import os
 import statistics
 import time
 
@@ -9,6 +8,7 @@ import jax
 import pytest
 
 from commands import preflight
+from common import pools
 from common.errors import UserError
 from engine.forecast import topology
 from tests.device import models, training
@@ -82,7 +82,7 @@ def test_input_of_the_host(case, answer):
     while seconds < (5.0 if case.short else 20.0):
         images += len(next(batches)["image"])
         seconds = time.monotonic() - started
-    rate, cores = images / seconds, len(os.sched_getaffinity(0))
+    rate, cores = images / seconds, pools.cores()
     figures = {"images_per_second": rate, "cores": cores}
     figures |= {"images_per_second_per_core": rate / cores}
     answer(f"{rate:,.0f} images/s of 375x500 to 224x224 pixels on {cores} cores", figures)

@@ -1,11 +1,15 @@
-"""Waiting for the next checkpoint; tests/test_train.py has evaluations of whole runs."""
+"""Waiting for checkpoints, not for hosts; tests/test_train.py has evaluations of whole runs."""
 
 import types
-from typing import Any
+from typing import Any, cast
 
+import jax
+import numpy as np
 import pytest
+from jax.experimental import multihost_utils
 
-from engine import evaluate
+from engine import evaluate, sharding
+from engine.cluster import preemption
 
 
 @pytest.mark.parametrize(
@@ -26,3 +30,52 @@ def test_a_newer_step_is_waited_for(appears, found, asked, monkeypatch):
     checkpoints: Any = types.SimpleNamespace(steps=steps)
     assert evaluate.next_step(checkpoints, 5, 4.0) == found
     assert len(stops) == asked and now.tenths == 1000 + 2 * asked
+
+
+@pytest.mark.parametrize("stops_at", [None, 0, 2])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_hosts_vote_on_each_batch_and_none_waits_for_it(processes, stops_at, monkeypatch):
+    """The answer is read after the next batch is dispatched, together with the rows.
+
+    With two processes it goes through the devices; the other one always says no.
+    """
+    events: list[Any] = []
+    mesh = sharding.make(("a", "b"), 1)
+    mask = {"mask": np.array([1.0, 0.0])}
+    ask = sharding.ask_processes
+
+    def asked(mesh, answers):
+        number = sum(event[0] == "dispatch" for event in events) - 1
+        answer = ask(mesh, lambda: (*answers(), number == stops_at))
+        return lambda: events.append(("read", number)) or answer()
+
+    def gather(*_):
+        raise AssertionError("a host waits for the others")
+
+    def predict(params, model_state, batch):
+        events.append(("dispatch", batch))
+        return {**mask, "x": np.array([batch, -1])}
+
+    predict.batch_size = 2  # type: ignore[attr-defined]
+    monkeypatch.setattr(jax, "process_count", lambda: processes)
+    monkeypatch.setattr(sharding, "ask_processes", asked)
+    monkeypatch.setattr(multihost_utils, "process_allgather", gather)
+    monkeypatch.setattr(evaluate, "Feed", lambda batches, mesh: batches)
+    monkeypatch.setattr(evaluate, "evaluated_weights", lambda state: (None, None))
+    monkeypatch.setattr(preemption, "_requested", None)
+    benchmark = types.SimpleNamespace(eval_rows=4, eval_batches=lambda *_: range(4))
+    run: Any = types.SimpleNamespace(benchmark=benchmark, mesh=mesh)
+    step, state = cast(Any, predict), cast(Any, None)
+    rows = evaluate.predict_all(run, step, state)
+    if stops_at is None:
+        assert [row["x"].tolist() for row in rows] == [[0], [1], [2], [3]]
+    else:
+        with pytest.raises(preemption.Preempted) as stopped:
+            list(rows)
+        assert stopped.value.agreed
+    order = [
+        *(("dispatch", 0), ("dispatch", 1), ("read", 0), ("dispatch", 2), ("read", 1)),
+        *(("dispatch", 3), ("read", 2), ("read", 3)),
+    ]
+    last = len(order) if stops_at is None else order.index(("read", stops_at)) + 1
+    assert events == order[:last]

@@ -119,6 +119,19 @@ def test_a_throughput_of_its_own_replaces_the_examples(make_intervals, clock):
     assert "tokens/s" in reporter.lines[0] and "tokens 1.4" not in reporter.lines[0]
 
 
+def test_nothing_is_computed_when_an_interval_is_reported(make_intervals, clock, monkeypatch):
+    """By then the next step runs, and the answer would come after it."""
+    kept, reporter = make_intervals()
+    asked = []
+    monkeypatch.setattr(
+        kept, "_learning_rate", lambda step: asked.append(int(step)) or np.float32(0.5)
+    )
+    kept.close(110, totals(loss=(1.0, 1.0)))
+    assert asked == [109]
+    kept.report()
+    assert asked == [109] and reporter.rows[0]["learning_rate"] == 0.5
+
+
 def test_an_interval_with_a_step_that_was_not_finite_is_only_returned(make_intervals):
     kept, reporter = make_intervals()
     kept.close(110, totals(7, loss=(1.0, 1.0)))

@@ -266,6 +266,16 @@ def test_the_feed_counts(monkeypatch):
         assert list(batch) == ["x"]
         now.seconds += 1000.0  # the caller's own time
     assert (prefetched.waited, prefetched.copied, prefetched.worked) == (6.75, 0.75, 12.0)
+
+    def arrive(batch):  # a copy to a TPU or GPU goes on after `make` has returned
+        now.seconds += 0.5
+        return batch
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "block_until_ready", arrive)
+        prefetched = feed.Feed(batches(), mesh)
+        list(prefetched)
+    assert (prefetched.waited, prefetched.copied) == (6.75 + 1.5, 0.75 + 1.5)
     prefetched = feed.Feed(batches(), mesh)
     list(prefetched)
     assert math.isnan(prefetched.worked)

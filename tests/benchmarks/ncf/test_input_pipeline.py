@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.ncf.input_pipeline import NegativeSampler
 from benchmarks.ncf.ratings import Ratings, index_ratings
+from common import pools
 
 NEGATIVES, EVAL_NEGATIVES = 4, 60
 
@@ -114,9 +115,9 @@ def test_hosts_share_the_steps_of_a_stream(data):
                 assert np.array_equal(batch[name], alone[name]), (step, name)
 
 
-@pytest.mark.parametrize(("cores", "threads"), [(6, 8), (None, 3)])
+@pytest.mark.parametrize(("cores", "threads"), [(6, 8), (1, 3)])
 def test_bytes_of_the_index_and_of_the_batches_being_drawn(cores, threads, data, monkeypatch):
-    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    monkeypatch.setattr(pools, "cores", lambda: cores)
     sampler = NegativeSampler(data, 0, NEGATIVES, EVAL_NEGATIVES)
     index = data.nbytes + 4 * (2 * data.num_positives + 40)  # int32 of examples and users
     assert sampler.host_bytes("train", 10) == (index, threads * 6_553_600)

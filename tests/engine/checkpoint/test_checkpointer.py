@@ -23,7 +23,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from common.errors import CheckpointError
-from engine.checkpoint import checkpointer, model_source
+from engine.checkpoint import checkpointer, manifest, model_source
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.report.history import History
 
@@ -191,14 +191,26 @@ def test_a_model_without_state_is_read_alone(tmp_path):
     saver.close()
 
 
-def test_training_goes_on_while_saving(tmp_path):
+def test_training_goes_on_while_saving(tmp_path, monkeypatch):
+    """Also before the checksums are computed, which come after two more steps here."""
+    trained, checksums = threading.Event(), manifest.checksums
+
+    def late(copies):
+        assert trained.wait(60)
+        return checksums(copies)
+
+    monkeypatch.setattr(manifest, "checksums", late)
     big = {"kernel": np.random.default_rng(0).normal(size=(64, 4096)).astype(np.float32)}
     state = on(big, sharding(8, False))
     step = jax.jit(lambda tree: jax.tree.map(lambda x: 2 * x + 1, tree), donate_argnums=0)
     saver = Checkpointer(str(tmp_path), keep=1, best=lambda: None)
     saver.save(1, state, {"step": jnp.int32(1)}, {})
     # On a CPU, jax copies the saved array instead of donating it while the saver has a view of it.
-    for _ in range(9):
+    for _ in range(2):
+        state = step(state)
+    jax.block_until_ready(state)
+    trained.set()
+    for _ in range(7):
         state = step(state)
     last = step(state)
     assert state["kernel"].is_deleted()
@@ -206,6 +218,34 @@ def test_training_goes_on_while_saving(tmp_path):
     assert_same(saver.restore(1, {"model": abstract(big)})["model"], big)
     assert float(last["kernel"][0, 0]) != big["kernel"][0, 0]
     saver.close()
+
+
+@pytest.mark.parametrize("process", [0, 1])
+def test_only_the_process_that_writes_the_checksums_copies_the_arrays(
+    process, tmp_path, monkeypatch
+):
+    saves = []
+    saver = bare(tmp_path, save=lambda step, args, force: saves.append(args.manifest.item))
+    monkeypatch.setattr(jax, "process_index", lambda: process)
+    saver.save(1, **on(values(1), sharding(8, False)), manifest={"config": {}})
+    (item,) = saves
+    assert item["step"] == 1 and set(item["tree"]) == {"model", "optimizer"}
+    if process:
+        assert item["checksums"] == {}
+    else:
+        assert {k: set(x) for k, x in item["checksums"].items()} == {
+            name: set(tree) for name, tree in item["tree"].items()
+        }
+
+
+def test_orbax_alone_reads_every_item(saved):
+    """By the handlers that the checkpoint names: none is of this program."""
+    with ocp.CheckpointManager(saved) as manager:
+        restored = manager.restore(2)
+    assert restored["manifest"]["step"] == 2
+    assert restored["manifest"]["checksums"]["optimizer"]["step"] > 0
+    kernel = values(2)["model"]["params"]["stem"]["kernel"]
+    assert np.asarray(restored["model"]["params"]["stem"]["kernel"]).tobytes() == kernel.tobytes()
 
 
 # Retention.

@@ -166,6 +166,28 @@ def test_the_next_call_tells_of_a_failed_write(call_name, tmp_path, caplog):
     saver.close()
 
 
+def test_a_checksum_that_fails_fails_the_save(tmp_path, monkeypatch):
+    write(tmp_path, 1)
+    saver = Checkpointer(str(tmp_path), keep=9, best=lambda: None)
+
+    def fail(copies):
+        raise MemoryError("no page is left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpointer.manifests, "checksums", fail)
+        saver.save(2, **small(), manifest={})
+        with pytest.raises(CheckpointError) as caught:
+            saver.wait()
+    assert str(caught.value) == (
+        f"the last checkpoint could not be saved in {tmp_path}: no page is left; "
+        "the newest complete one is 1"
+    )
+    assert saver.steps() == [1]
+    saver.save(2, **small(), manifest={})
+    saver.verify(2, small())
+    saver.close()
+
+
 def test_a_folder_that_is_gone_is_reported_at_once(tmp_path):
     folder = tmp_path / "checkpoints"
     saver = Checkpointer(str(folder), keep=1, best=lambda: None)

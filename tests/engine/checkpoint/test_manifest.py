@@ -42,9 +42,32 @@ def test_checksums_are_of_the_bytes():
         "all": jax.device_put(x, sharding.replicated(mesh)),
         "cut": jax.device_put(x, sharding.batch_sharding(mesh)),
     }
-    assert manifest.checksums(tree) == dict.fromkeys(sorted(tree), zlib.crc32(x.tobytes()))
-    assert manifest.array_pieces(tree["all"]) == [x.tobytes()]
-    assert manifest.array_pieces(tree["cut"]) == [x[i : i + 2].tobytes() for i in range(0, 16, 2)]
+    copies = manifest.host_copies(tree)
+    assert manifest.checksums(copies) == dict.fromkeys(sorted(tree), zlib.crc32(x.tobytes()))
+    assert copies == {}  # their memory is free again
+
+    def pieces(name):
+        return [piece.tobytes() for piece in manifest.array_pieces(tree[name])]
+
+    assert pieces("all") == [x.tobytes()]
+    assert pieces("cut") == [x[i : i + 2].tobytes() for i in range(0, 16, 2)]
+
+
+@pytest.mark.parametrize("count", [1, 8])
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.int32])
+@pytest.mark.parametrize("shape", [(), (7, 5), (300, 1000), (0, 3)])
+def test_copies_outlive_the_donation_of_their_arrays(shape, dtype, count):
+    """On CPUs they are views: jax must not write the next step's values there."""
+    value = np.random.default_rng(0).integers(0, 100, shape).astype(dtype)
+    mesh = sharding.make(BATCH_AXES, 1, jax.devices()[:count])
+    place = sharding.replicated(mesh)
+    double = jax.jit(lambda x: x + x, donate_argnums=0, out_shardings=place)
+    x = double(jax.device_put(value, place))
+    copies, expected = manifest.host_copies({"x": x}), zlib.crc32((value + value).tobytes())
+    for _ in range(3):
+        x = double(x)
+    x.block_until_ready()
+    assert manifest.checksums(copies) == {"x": expected}
 
 
 @pytest.mark.parametrize("is_replicated", [True, False])
@@ -54,12 +77,13 @@ def test_an_array_of_which_other_processes_hold_pieces_has_no_checksum(is_replic
 
         is_fully_replicated, is_fully_addressable = is_replicated, False
 
-        def addressable_data(self, index):
-            return [own][index]
+        @property
+        def addressable_shards(self):
+            return [types.SimpleNamespace(data=own)]
 
     own = jnp.arange(3)
     monkeypatch.setattr(manifest, "jax", types.SimpleNamespace(Array=Array))
-    assert manifest.checksums({"w": Array()}) == {
+    assert manifest.checksums(manifest.host_copies({"w": Array()})) == {
         "w": zlib.crc32(np.asarray(own).tobytes()) if is_replicated else None
     }
 
