@@ -144,6 +144,21 @@ def ssd(benchmark: Ssd) -> Network:
     return _detector(model, [model.backbone, model.head], side, has_masks=False)
 
 
+class Subsampled(vision.ops.feature_pyramid_network.ExtraFPNBlock):
+    """The levels above the trunk's: every second row and column of the one below."""
+
+    def __init__(self, levels: Sequence[int]):
+        super().__init__()
+        self.levels = levels
+
+    def forward(self, results: Any, x: Any, names: Any) -> Any:
+        """Appends the levels and their names."""
+        for level in self.levels:
+            results.append(results[-1][..., ::2, ::2])
+            names.append(str(level))
+        return results, names
+
+
 def mask_rcnn(benchmark: MaskRcnn) -> Network:
     """torchvision's Mask R-CNN."""
     keys, body, heads = benchmark.settings, benchmark.settings.backbone, benchmark.settings.heads
@@ -155,8 +170,7 @@ def mask_rcnn(benchmark: MaskRcnn) -> Network:
     channels = [body.num_filters * 2 ** (level - 2) * (4 if is_wide else 1) for level in inner]
     layers = {f"layer{level - 1}": str(level) for level in inner}
     backbone = detection.backbone_utils.BackboneWithFPN(trunk, layers, channels, width)
-    if len(levels) == len(inner):
-        backbone.fpn.extra_blocks = None
+    backbone.fpn.extra_blocks = Subsampled(levels[len(inner) :])
     sizes = [width * heads.box_pool**2, *heads.box_features]
     dense = [(nn.Linear(*both), relu()) for both in itertools.pairwise(sizes)]
     last, classes = [width, *features][-1], 1 + benchmark.classes
