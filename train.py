@@ -89,14 +89,16 @@ def _without_automatic_collection() -> Iterator[None]:
     A collection of all objects takes 0.2 s after the imports, at another step on each host, and the
     other hosts wait for it. Inside the block it looks only at objects that are made there.
     """
-    was_enabled = gc.isenabled()
-    gc.collect()
-    gc.freeze()
+    was_enabled, freezes = gc.isenabled(), not gc.get_freeze_count()  # else somebody else has
+    if freezes:
+        gc.collect()
+        gc.freeze()
     gc.disable()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if freezes:
+            gc.unfreeze()
         if was_enabled:
             gc.enable()
 
@@ -236,7 +238,8 @@ class Trainer:
                 if step == total or not run.benchmark.scores_in_background:
                     seconds += evaluator.finish()
                 intervals.pause(seconds, evaluated=True)
-            if evaluates or step % _GARBAGE_STEPS == 0:
+            # The objects of a score that is still computed would take seconds to look through.
+            if (evaluates or step % _GARBAGE_STEPS == 0) and not evaluator.pending:
                 gc.collect()
         return Position(step, state, totals)
 

@@ -164,7 +164,8 @@ class Benchmark(abc.ABC):
         devices. A term whose global weight is 0 counts as 0. Weights depend on the batch, and on
         `params` only behind `jax.lax.stop_gradient`. `rng` differs from step to step, from device
         to device and from micro-batch to micro-batch. In `model_state`, floats become their mean
-        over devices; integers must be equal on all devices.
+        over devices; integers must be equal on all devices. It is traced once, so it must not
+        change during a run.
         """
 
     @abc.abstractmethod

@@ -24,7 +24,7 @@ def open_platform() -> str:
     if wanted == "cpu" or not (wanted or tpu_chips() or count_gpus()):
         environment.keep_freed_memory()  # the threads that jax starts now stay in malloc's arena
     try:
-        return jax.default_backend()
+        platform = jax.default_backend()
     except (RuntimeError, AssertionError) as error:  # the latter without a GPU
         reason = one_line(error) if str(error) else "it finds none"
         reason = reason.split(" (set JAX_PLATFORMS")[0].rstrip(".")
@@ -33,6 +33,9 @@ def open_platform() -> str:
             f"({reason}): is another process using them, or is jax for them not installed (bash "
             "scripts/setup.sh tpu, or cuda)? JAX_PLATFORMS=cpu runs on the CPU"
         ) from None  # that another host is lost is not the reason
+    if platform == "cpu":  # of a machine whose GPU jax cannot use
+        environment.keep_freed_memory()
+    return platform
 
 
 def check_platform() -> None:

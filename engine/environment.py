@@ -47,7 +47,8 @@ def set_defaults(**others: str) -> None:
     """
     for name, value in (DEFAULTS | others).items():
         os.environ.setdefault(name, value)
-    gc.set_threshold(max(50_000, gc.get_threshold()[0]), *gc.get_threshold()[1:])
+    if 0 < gc.get_threshold()[0] < 50_000:
+        gc.set_threshold(50_000, *gc.get_threshold()[1:])
 
 
 def keep_freed_memory() -> None:

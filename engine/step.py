@@ -139,7 +139,7 @@ def make_gradients(
     everywhere, shared = PartitionSpec(), PartitionSpec(axes)
     specs = everywhere, everywhere, shared, everywhere
     mapped = _shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=everywhere)
-    return jax.jit(mapped, inline=True)  # keeps the trace; no program has it as a function
+    return jax.jit(mapped, inline=True)  # jit keeps the trace; inline, no step has a call
 
 
 def _over_devices(x: jax.Array, axes: Any) -> jax.Array:

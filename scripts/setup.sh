@@ -171,7 +171,6 @@ install() { # pip's output goes to a file; a terminal sees how far it is
   "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off \
     --require-hashes "${locks[@]/#/--requirement=}" >"$log" 2>&1 &
   pip=$!
-  trap 'exit 130' INT TERM HUP
   while [[ -t 1 ]] && kill -0 "$pip" 2>/dev/null; do
     printf '\rsetup: %s of about %s packages found, %s s ' \
       "$(grep -c '^Collecting' "$log")" "$all" "$((SECONDS - started))"
@@ -227,6 +226,7 @@ is_at_work() { # $1: the process of another setup.sh
     python="$("$python" -c 'import sys; print(getattr(sys, "_base_executable", sys.executable))')"
   fi
   trap finish EXIT
+  trap 'exit 130' INT TERM HUP # bash waits for the command that runs
   rm -rf -- "$venv.new"
   if [[ "$state" == incomplete ]]; then rm -rf -- "$venv"; else rm -rf -- "$venv.old"; fi
   if [[ -e "$venv" ]]; then mv -- "$venv" "$venv.old"; fi

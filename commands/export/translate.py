@@ -101,7 +101,7 @@ class Translator:
         self.start = config["decoder_start_token"]
         if options.get("device", "cpu") == "cpu":  # each core has sentences of its own
             cores = os.cpu_count() or 1
-            if hasattr(os, "sched_getaffinity"):  # those that this process may use
+            if hasattr(os, "sched_getaffinity"):  # without a container's quota, which is a file
                 cores = len(os.sched_getaffinity(0))
             options = {"inter_threads": cores, "intra_threads": 1, **options}
         self.model = ctranslate2.Translator(str(folder), **options)

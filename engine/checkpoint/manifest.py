@@ -143,7 +143,7 @@ def host_copies(tree: Any) -> dict[str, Any]:
     def whole(x: jax.Array | np.ndarray) -> jax.Array | np.ndarray | None:
         if not isinstance(x, jax.Array):
             return x
-        # Orbax reads the same piece, which keeps its copy: it is made once.
+        # Orbax reads the same piece, whose copy jax keeps, unless each device writes a part.
         piece: jax.Array = x.addressable_shards[0].data if x.is_fully_replicated else x
         if not piece.is_fully_addressable:
             return None
@@ -157,8 +157,8 @@ def host_copies(tree: Any) -> dict[str, Any]:
 def checksums(copies: dict[str, Any]) -> dict[str, int | None]:
     """Returns {"params/conv_stem/kernel": CRC-32 of its bytes, ...} of `host_copies`.
 
-    Takes them out of `copies` one by one, so that their memory is free again. The checksum is None
-    where the copy is.
+    Takes them out of `copies` one by one, so that jax need not copy an array to donate it. The
+    checksum is None where the copy is.
     """
     taken = ((name, copies.pop(name)) for name in [*copies])
     return {name: None if x is None else zlib.crc32(_bytes(x)) for name, x in taken}

@@ -69,7 +69,6 @@ class Saver:
         self._programs, self._log, self._plan = programs, log, plan
         self._guard, self._reporter, self._splits = guard, reporter, splits
         self.abstract = programs.abstract_state(plan)
-        self.abstract_totals = programs.abstract_totals(plan, self.abstract)
         self._best_by = targets_of(programs.settings, programs.benchmark)[0].metric
         self._gone: Set[int] = set()  # evaluated steps whose checkpoints are deleted
         self.checkpoints = Checkpointer(
@@ -83,6 +82,11 @@ class Saver:
         self._norm_examples: int | None = None  # of the checkpoint to resume
         self._starts: list[dict[str, Any]] = []  # of the run up to now, by `describe_start`
         self.saved = 0  # the newest step that is in a checkpoint or on its way there
+
+    @functools.cached_property
+    def abstract_totals(self) -> Any:
+        """The totals of the train step as ShapeDtypeStructs, from a trace that takes seconds."""
+        return self._programs.abstract_totals(self._plan, self.abstract)
 
     @functools.cached_property
     def _data(self) -> list[Identity]:

@@ -37,7 +37,7 @@ def test_a_newer_step_is_waited_for(appears, found, asked, monkeypatch):
 def test_hosts_vote_on_each_batch_and_none_waits_for_it(processes, stops_at, monkeypatch):
     """The answer is read after the next batch is dispatched, together with the rows.
 
-    With two processes it goes through the devices; the other one always says no.
+    With two processes it goes through the devices, all of which are this process's here.
     """
     events: list[Any] = []
     mesh = sharding.make(("a", "b"), 1)
