@@ -47,7 +47,7 @@ def programs(clock) -> Any:
     stub.lower_train = stub.lower_predict = lambda *_: [*map(lowered, LENGTHS)]
     state = types.SimpleNamespace(params=None, model_state=None, ema={})
     stub.abstract_state = stub.initial_state = lambda plan: state
-    stub.abstract_totals, stub.zeros, stub.seed = lambda state: None, lambda totals: int, int
+    stub.abstract_totals, stub.zeros, stub.seed = lambda plan, state: None, lambda totals: int, int
     return stub
 
 
