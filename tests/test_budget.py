@@ -28,7 +28,7 @@ MOST = {  # lines, files that are not empty; 4,800 lines are the preparations of
     "engine": (10_550, 53),
     "scripts": (4_610, 25),
     # flags and recipes of predict.py; 20 more since garbage is collected at set steps
-    "top": (1_390, 6),
+    "top": (1_400, 6),
 }
 MOST_LATE_IMPORTS = 14
 
