@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from common.layers import device_kind
+
 # The box coder's weights of the deltas y, x, log height and log width (Fast R-CNN: unit variance).
 CODER_WEIGHTS = (10.0, 10.0, 5.0, 5.0)
 LARGEST_LOG = math.log(1000 / 16)  # Detectron's BBOX_XFORM_CLIP: at most 62.5 times the anchor
@@ -176,14 +178,18 @@ def _highest(values: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
     """The maximum of float values along an axis, and its first position int32.
 
     One pass finds both. The TPU compiler lets `jnp.argmax` alone, whose maximum nobody reads,
-    write that maximum in bfloat16.
+    write that maximum in bfloat16. On CPUs two passes, which XLA vectorises, take less time.
     """
+    positions = lax.broadcasted_iota(jnp.int32, values.shape, axis)
+    if device_kind() == "cpu":
+        maximum = jnp.max(values, axis, keepdims=True)
+        first = jnp.where(values == maximum, positions, values.shape[axis])
+        return jnp.squeeze(maximum, axis), jnp.min(first, axis)
 
     def higher(x: tuple[jax.Array, ...], y: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         first = (x[0] > y[0]) | ((x[0] == y[0]) & (x[1] < y[1]))
         return jnp.where(first, x[0], y[0]), jnp.where(first, x[1], y[1])
 
-    positions = lax.broadcasted_iota(jnp.int32, values.shape, axis)
     initial = (np.array(-np.inf, values.dtype), np.int32(0))
     maximum, position = lax.reduce((values, positions), initial, higher, (axis,))
     return maximum, position

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from benchmarks.detection import boxes as module
 from benchmarks.detection.boxes import (
     CODER_WEIGHTS,
     area,
@@ -145,6 +146,17 @@ def anchor_grid(step: float, size: float) -> np.ndarray:
     shapes = [(size, size), (size / 2, size)]
     boxes = [np.stack([y - h / 2, x - w / 2, y + h / 2, x + w / 2], -1) for h, w in shapes]
     return np.stack(boxes, 2).reshape(-1, 4).astype(np.float32)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_all_devices_find_the_first_of_the_highest(axis, monkeypatch):
+    values = np.random.default_rng(0).integers(-2, 3, (20, 300)).astype(np.float32)
+    values[3], values[:, 4] = -np.inf, -np.inf
+    for kind in ("cpu", "TPU v3"):
+        monkeypatch.setattr(module, "device_kind", lambda kind=kind: kind)
+        maximum, position = module._highest(jnp.asarray(values), axis)
+        np.testing.assert_array_equal(maximum, values.max(axis))
+        np.testing.assert_array_equal(position, values.argmax(axis))
 
 
 @pytest.mark.parametrize("count", [1, 20])
