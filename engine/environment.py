@@ -27,7 +27,7 @@ DEFAULTS = {
     "TF_CPP_MIN_LOG_LEVEL": "2",
     "TF_ENABLE_ONEDNN_OPTS": "0",
     # TensorFlow reuses the memory of images and batches, as it does with oneDNN. malloc takes new
-    # pages each time, which costs an eighth of the input's CPU time; see docs/performance.md.
+    # pages each time, which costs an eighth of the input's CPU time.
     "TF_CPU_ALLOCATOR_USE_BFC": "1",
     # A connection to gs:// that is silent for this long is opened again instead of hanging.
     "GCS_REQUEST_IDLE_TIMEOUT_SECS": "30",
@@ -55,7 +55,7 @@ def keep_freed_memory() -> None:
     """Makes malloc keep freed memory for the next step, for runs whose devices are CPUs.
 
     XLA allocates the temporaries of each step again on CPUs. By default glibc returns large blocks
-    to the system, and new pages took a quarter of an SSD step's time (docs/performance.md). Call
+    to the system, and new pages took a third of NCF's step (docs/performance.md, CPUs). Call
     this before jax opens its devices: a thread that has its own arena already goes on mapping
     blocks. It does nothing where malloc is not glibc's.
     """
