@@ -20,7 +20,7 @@ _INSTALL_CUDA = "bash scripts/setup.sh cuda && . .venv/bin/activate"
 
 def open_platform() -> str:
     """Opens jax's devices and returns the name of their platform; DeviceError if that fails."""
-    wanted = os.environ.get("JAX_PLATFORMS", "").split(",")[0]
+    wanted = _wanted()
     if wanted == "cpu" or not (wanted or tpu_chips() or count_gpus()):
         environment.keep_freed_memory()  # the threads that jax starts now stay in malloc's arena
     try:
@@ -38,10 +38,15 @@ def open_platform() -> str:
     return platform
 
 
+def _wanted() -> str:
+    """The platform that $JAX_PLATFORMS names first; "" if jax may choose."""
+    return os.environ.get("JAX_PLATFORMS", "").split(",")[0]
+
+
 def check_platform() -> None:
     """Raises DeviceError on the CPU of a machine with TPUs, unless JAX_PLATFORMS=cpu is set."""
-    platform, wanted = open_platform(), os.environ.get("JAX_PLATFORMS", "").split(",")[0]
-    if wanted != "cpu" and platform == "cpu" and (chips := tpu_chips()):
+    platform = open_platform()
+    if _wanted() != "cpu" and platform == "cpu" and (chips := tpu_chips()):
         raise DeviceError(
             f"this machine has {chips} TPU chip(s) but jax runs on the CPU: is another process "
             "using them, or is jax[tpu] not installed (bash scripts/setup.sh tpu)? Set "
@@ -69,7 +74,7 @@ def count_gpus(driver: str = _NVIDIA_DRIVER) -> int:
 def gpu_obstacle(driver: str = _NVIDIA_DRIVER) -> tuple[str, str]:
     """Why jax cannot use the GPUs of this machine, and what to do; ("", "") if nothing is known."""
     number = count_gpus(driver)
-    is_unwanted = os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu"
+    is_unwanted = _wanted() == "cpu"
     if not number or is_unwanted or any(map(installed_version, _CUDA_PLUGINS)):
         return "", ""
     gpus = f"{number} NVIDIA GPU{'s' * (number > 1)}"

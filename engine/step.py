@@ -239,12 +239,10 @@ def make_train_step(
     "bad_step" i32[]: the first step, counted from 1, whose loss or gradient was not finite, or 0.
     The state and the totals are donated. `accumulation` is the number of micro-batches.
     """
-    clip, dtype = settings.device_clip, settings.sum_dtype
-    gradients_of = make_gradients(loss, mesh, accumulation, clip, dtype)
+    gradients_of = _gradients_of_step(loss, mesh, settings, accumulation)
 
     def step(seed: jax.Array, state: TrainState, totals: Any, batch: Any) -> Any:
-        key = jax.random.fold_in(jax.random.key(seed), state.step)
-        gradients, added, model_state = gradients_of(state.params, state.model_state, batch, key)
+        gradients, added, model_state = gradients_of(seed, state, batch)
         gradients = jax.tree.map(
             lambda g, frozen: jnp.zeros_like(g) if frozen else g,
             gradients,
@@ -278,6 +276,20 @@ def make_train_step(
         out_shardings=sharding.replicated(mesh),
         compiler_options=compiler_options,
     )
+
+
+def _gradients_of_step(
+    loss: Callable[..., Any], mesh: Mesh, settings: StepSettings, accumulation: int
+) -> Callable[[jax.Array, TrainState, Any], Any]:
+    """`make_gradients` as a function of (seed, state, batch), with the key of the state's step."""
+    clip, dtype = settings.device_clip, settings.sum_dtype
+    gradients_of = make_gradients(loss, mesh, accumulation, clip, dtype)
+
+    def compute(seed: jax.Array, state: TrainState, batch: Any) -> Any:
+        key = jax.random.fold_in(jax.random.key(seed), state.step)
+        return gradients_of(state.params, state.model_state, batch, key)
+
+    return compute
 
 
 def _norm(gradients: Any, mesh: Mesh) -> jax.Array:
@@ -343,14 +355,8 @@ def totals_spec(
 
     They come from the gradients that the step computes: jax traces these once for both.
     """
-    clip, dtype = settings.device_clip, settings.sum_dtype
-    gradients_of = make_gradients(loss, mesh, accumulation, clip, dtype)
-
-    def added(seed: jax.Array, state: TrainState, batch: Any) -> Any:
-        key = jax.random.fold_in(jax.random.key(seed), state.step)
-        return gradients_of(state.params, state.model_state, batch, key)[1]
-
-    shapes = jax.eval_shape(added, *arguments)
+    gradients_of = _gradients_of_step(loss, mesh, settings, accumulation)
+    _, shapes, _ = jax.eval_shape(gradients_of, *arguments)
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
     extra = {"gradient_norm": (scalar, scalar), "bad_step": jax.ShapeDtypeStruct((), jnp.int32)}
     return sharding.abstract({**shapes, **extra}, sharding.replicated(mesh))
