@@ -12,7 +12,7 @@ The step is train.py's, on a batch of the data or, without data, on a random one
 
 On devices both steps run in turn, and the least of --steps rounds counts; on CPUs in float32,
 unless told otherwise. Estimates need libtpu (requirements-tpu.txt) and take minutes for each step;
-docs/performance.md says what they leave out. --json prints an object per step instead of a table.
+docs/check.md says what they leave out. --json prints an object per step instead of a table.
 """
 
 import argparse
