@@ -1,4 +1,4 @@
-#!/bin/bash
+#!/usr/bin/env bash
 # A run on a TPU slice of the Cloud TPU API (v2 to v6e), by hand and without restarts.
 # Set what stands below. --version is v2-alpha-tpuv5 for v5p, v2-alpha-tpuv6e for v6e and
 # tpu-ubuntu2204-base for v2 to v4. See docs/run.md.
@@ -9,6 +9,10 @@
 # The first command also starts the run again; a slice that exists stays. Not verified: nobody here
 # has a Google Cloud project.
 set -euo pipefail
+. "$(dirname -- "${BASH_SOURCE[0]}")/../scripts/usage.sh"
+usage "${1:-}"
+[[ "$*" == @(|delete) ]] || { echo "ERROR: $*: give nothing or delete (--help)" >&2; exit 2; }
+
 name=run1 zone=us-central1-a type=v5litepod-16 version=v2-alpha-tpuv5-lite
 command="python main.py --config=configs/resnet50.py --workdir=gs://my-bucket/run1
   --config.data_dir=gs://my-bucket/imagenet"

@@ -1,4 +1,4 @@
-#!/bin/bash
+#!/usr/bin/env bash
 # A run on a TPU slice of Compute Engine's instances (v5p, v6e, TPU7x), by hand and without restarts.
 # Set what stands below; topology, machine and number of hosts belong together. See docs/run.md.
 #
@@ -8,6 +8,10 @@
 # The first command also starts the run again; hosts that exist stay. TPU7x: tpu7x-standard-4t and
 # ubuntu-accel-2404-amd64-tpu-tpu7x. Not verified: nobody here has a Google Cloud project.
 set -euo pipefail
+. "$(dirname -- "${BASH_SOURCE[0]}")/../scripts/usage.sh"
+usage "${1:-}"
+[[ "$*" == @(|delete) ]] || { echo "ERROR: $*: give nothing or delete (--help)" >&2; exit 2; }
+
 name=run1 zone=us-east5-b region=us-east5 project=my-project topology=4x4 count=4
 machine="--machine-type=ct6e-standard-4t --image-project=ubuntu-os-accelerator-images
   --image-family=ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e --boot-disk-size=200GB

@@ -93,6 +93,11 @@ def test_the_scripts_that_bring_it_to_a_slice(tmp_path):
 
     numbers = []
     for script in ("compute_engine.sh", "cloud_tpu.sh"):
+        command = ["bash", str(ROOT / "deploy" / script)]
+        (tmp_path / "asked").unlink(missing_ok=True)
+        for word, code in (("--help", 0), ("up", 2)):  # these make no VM
+            assert subprocess.run([*command, word], env=env).returncode == code
+        assert not (tmp_path / "asked").exists()
         asked = run(script)
         remote = [
             word.removeprefix("--command=") for a in asked for word in a if "on_worker" in word
