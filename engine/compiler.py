@@ -34,7 +34,7 @@ def options(
     VMEM on some TPUs, so that there are fewer copies and compiling takes longer. A program that
     `runs_once` compiles in 40 % of the time on CPUs; below level 1 initial weights change in their
     last bits. A choice of these in `XLA_FLAGS`, `LIBTPU_INIT_ARGS` or
-    `JAX_DISABLE_MOST_OPTIMIZATIONS` has priority. docs/performance.md has the figures.
+    `JAX_DISABLE_MOST_OPTIMIZATIONS` has priority.
     """
     device_kind = mesh.devices.flat[0].device_kind
     flags = os.environ.get("XLA_FLAGS", "")

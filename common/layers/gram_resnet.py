@@ -1,7 +1,7 @@
 """ResNet's stem and blocks in training, with less memory traffic than flax's layers.
 
 They compute the same functions with the same variables as the stem and blocks of `models.py`,
-which evaluation uses. docs/performance.md says what else was tried:
+which evaluation uses:
 
 * The last convolution of a bottleneck and the projections get the statistics of BatchNorm from
   the moments of their inputs, so their outputs are never stored unnormalised (`gram_norm`).

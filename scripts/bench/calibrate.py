@@ -10,7 +10,7 @@ examples of a block over the time to the next one, the median over all blocks of
 input, checkpoints and most evaluations are inside. Runs of v0.5 log their evaluations, which are
 left out. DIR has clones of the repositories, named as on GitHub, bare or not.
 
-The forecasts are those of the plain peer (scripts/bench/peers) and of our own step, for the slice
+The forecasts are those of the baseline (scripts/bench/peers) and of our own step, for the slice
 in the row and the same batch per device. Rows with a remark weigh less: they are outside of the
 first interval. Needs libtpu (requirements-tpu.txt); compiling a program takes minutes, and is kept.
 The errors belong into engine/forecast/calibration.py.

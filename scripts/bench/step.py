@@ -1,4 +1,4 @@
-"""Compares our train step with a peer's, in one table.
+"""Compares our train step with a baseline's, in one table.
 
 python -m scripts.bench.step --peer=torch --config=configs/phrases.py
                                              milliseconds on the devices of this machine
@@ -6,13 +6,13 @@ python -m scripts.bench.step --peer --config=configs/ssd.py --tpu=v3-8,v5e-8
                                              the compiler's estimates, without a TPU
 python -m scripts.bench.step --set=batch_norm=plain     our step alone, with another key
 
-A peer (scripts/bench/peers) is a step of the same network on the same batch: --peer in plain flax
-and optax, with the same dtypes and compiler options, --peer=torch in PyTorch (peers/on_torch.py).
+A baseline (scripts/bench/peers) is a step of the same network on the same batch: --peer in flax and
+optax, with the same dtypes and compiler options, --peer=torch in PyTorch (peers/on_torch.py).
 The step is train.py's, on a batch of the data or, without data, on a random one.
 
 On devices both steps run in turn, and the least of --steps rounds counts; on CPUs in float32,
 unless told otherwise. Estimates need libtpu (requirements-tpu.txt) and take minutes for each step;
-docs/performance.md says what they leave out. --json prints an object per step instead of a table.
+docs/check.md says what they leave out. --json prints an object per step instead of a table.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from commands import preflight
 from commands import recipe as recipes
 from common import cli, entry, pools
 from common.errors import ConfigError
-from engine import compiler, devices, pace
+from engine import compiler, devices, environment, pace
 from engine.forecast import topology
 from engine.plan import Programs, make_plan, read_settings
 from scripts.bench import batches, peers
@@ -44,11 +44,11 @@ _COLUMNS = {  # title, unit, decimals
     "step": ("step", 1, 0),
     "batch_per_device": ("batch per device", 1, 0),
     "ms": ("ms", 1, 1),
-    "ratio": ("ratio to the peer", 1, 3),
+    "ratio": ("ratio to the baseline", 1, 3),
     "moved": ("through the HBM, GB", 1e9, 1),
     "temporaries": ("temporaries, GB", 1e9, 2),
     "compile_seconds": ("compile, s", 1, 0),
-    "differs": ("the peer", 1, 0),
+    "differs": ("the baseline", 1, 0),
     "error": ("error", 1, 0),
 }
 _PEERS = {"plain": "flax", "torch": "PyTorch"}
@@ -58,6 +58,7 @@ _TIMED = {"transformer": 32, "gnmt": 32, "ncf": 2048}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures the steps, prints them, and returns the exit code."""
+    environment.set_defaults()  # before TensorFlow is imported, which would talk
     flags = _flags(arguments)
     rows = estimated(flags) if flags.tpu else timed(flags)
     print("\n".join(map(json.dumps, rows)) if flags.json else table(rows))
@@ -210,7 +211,7 @@ def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--tpu", default="", help="estimate for these slices, named as for --mode=preflight")
-    add("--peer", nargs="?", const="plain", choices=_PEERS, help="compare with a peer")
+    add("--peer", nargs="?", const="plain", choices=_PEERS, help="compare with a baseline")
     add(
         "--batch_per_device",
         type=int,

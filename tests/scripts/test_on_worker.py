@@ -1,4 +1,4 @@
-"""scripts/on_worker.sh on a host, and the commands of docs/run.md that bring it there by hand."""
+"""scripts/on_worker.sh on a host, and the scripts in deploy/ that bring it there by hand."""
 
 import os
 import re
@@ -69,27 +69,36 @@ def test_one_command_at_a_time_which_a_signal_stops(worker, tmp_path):
     assert "started" in worker("true").stdout
 
 
-def test_the_commands_of_the_page(tmp_path):
+def test_the_scripts_that_bring_it_to_a_slice(tmp_path):
     """gcloud is a script that notes its arguments; what it would run on a host is run here."""
-    page = (ROOT / "docs/run.md").read_text().split("## By hand", 1)[1].split("\n## ", 1)[0]
-    blocks = re.findall(r"^```bash\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
     gcloud = tmp_path / "gcloud"
     gcloud.write_text(
         f'#!/bin/bash\nprintf "%s\\0" "$@" "&" >>{tmp_path}/asked\n'
-        'case "$*" in *list-instances*) printf "run1-a\\nrun1-b\\nrun1-c\\nrun1-d\\n" ;; esac\n'
+        'case "$*" in *list-instances*) printf "run1-a\\nrun1-b\\nrun1-c\\nrun1-d\\n" ;; '
+        f'*" describe "*) test -e {tmp_path}/made ;; esac\n'
     )
     gcloud.chmod(0o755)
     (tmp_path / "repository").mkdir()
     git = ["git", "-c", "user.name=n", "-c", "user.email=e", "-C", str(tmp_path / "repository")]
     for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "x"]):
         subprocess.run([*git, *words], check=True)
-    numbers = []
-    for block in map("".join, zip(blocks[::2], blocks[1::2], strict=True)):  # with its end
+    env = environment(PATH=f"{tmp_path}:{os.environ['PATH']}")
+
+    def run(script, *arguments):
+        """The commands that gcloud gets."""
         (tmp_path / "asked").unlink(missing_ok=True)
-        env = environment(PATH=f"{tmp_path}:{os.environ['PATH']}")
-        command = ["bash", "-euc", block]
+        command = ["bash", str(ROOT / "deploy" / script), *arguments]
         subprocess.run(command, cwd=tmp_path / "repository", env=env, check=True)
-        asked = [a.split("\0") for a in (tmp_path / "asked").read_text().split("\0&\0") if a]
+        return [a.split("\0") for a in (tmp_path / "asked").read_text().split("\0&\0") if a]
+
+    numbers = []
+    for script in ("compute_engine.sh", "cloud_tpu.sh"):
+        command = ["bash", str(ROOT / "deploy" / script)]
+        (tmp_path / "asked").unlink(missing_ok=True)
+        for word, code in (("--help", 0), ("up", 2)):  # these make no VM
+            assert subprocess.run([*command, word], env=env).returncode == code
+        assert not (tmp_path / "asked").exists()
+        asked = run(script)
         remote = [
             word.removeprefix("--command=") for a in asked for word in a if "on_worker" in word
         ]
@@ -106,6 +115,10 @@ def test_the_commands_of_the_page(tmp_path):
                 "python main.py --config=configs/resnet50.py --workdir=gs://"
             )
             assert (home / "resnet/.git").is_dir()
-        kinds = {word for words in asked for word in words[:5]}
-        assert {"create", "scp", "ssh", "delete"} <= kinds
+        assert {"create", "scp", "ssh"} <= {word for words in asked for word in words[:5]}
+        (tmp_path / "made").touch()  # what is there is not made again
+        assert "create" not in {word for words in run(script) for word in words[:5]}
+        kinds = [[w for w in words if w in ("create", "delete")] for words in run(script, "delete")]
+        assert kinds and all(kind == ["delete"] for kind in kinds)
+        (tmp_path / "made").unlink()
     assert numbers == [["0"], ["1"], ["2"], ["3"], []]

@@ -45,7 +45,9 @@ def require(*packages: str) -> None:
     """Raises ConfigError if a package that the peers need is not installed."""
     for name in packages:
         if importlib.util.find_spec(name) is None:
-            raise ConfigError(f"the peer needs {name}, which is not installed: pip install {name}")
+            raise ConfigError(
+                f"the baseline needs {name}, which is not installed: pip install {name}"
+            )
 
 
 def load(config: Mapping[str, Any]) -> ModuleType:
@@ -55,7 +57,7 @@ def load(config: Mapping[str, Any]) -> ModuleType:
         if key in config and config[key] not in values:
             has = " or ".join(map(repr, values))
             raise ConfigError(
-                f"config.{key}={config[key]!r}: the peer in PyTorch has only {has}; "
+                f"config.{key}={config[key]!r}: the baseline in PyTorch has only {has}; "
                 f"--set {key}={values[0]} changes both"
             )
     require("torch", "torchvision")

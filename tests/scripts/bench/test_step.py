@@ -70,7 +70,7 @@ def test_a_peer_is_compared_slice_by_slice(asked, capsys):
         "step",
         "batch per device",
         "ms (estimate)",
-        "ratio to the peer",
+        "ratio to the baseline",
     ]
     assert cells[2] == ["v3:2x2", "flax", "16", "133.3", "", "40.0", "4.00", "50"]
     assert cells[3] == ["v3:2x2", "ours", "16", "100.0", "0.750", "10.0", "3.00", "50"]
