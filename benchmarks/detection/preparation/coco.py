@@ -67,7 +67,8 @@ def parse(parser: cli.Parser, argv: Sequence[str]) -> argparse.Namespace:
         parser.error("--val_annotations needs --train_annotations")
     is_split = bool(args.annotations or args.val_annotations)
     if is_split and (args.group or args.validation_fraction):
-        parser.error("--group and --validation_fraction go without validation annotations")
+        both = "--group and --validation_fraction"
+        parser.error(f"{both} are for images without validation annotations")
     if args.val_images and not is_split:
         parser.error("--val_images needs --val_annotations")
     if not args.annotations and not args.val_images:
