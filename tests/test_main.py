@@ -152,7 +152,7 @@ def test_an_old_python_gets_one_line(door):
     tree = ast.parse((ROOT / f"{door}.py").read_text(), feature_version=(3, 7))
     first = next(node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom))
     assert door == "scripts/__init__" or ast.unparse(first) == "import scripts"
-    code = "import sys; sys.version_info = (3, 9, 2, 'final', 0); import scripts"
+    code = "import sys; sys.version_info = (3, 9, 2); sys.version = '3.9.2 (x)'; import scripts"
     words = [sys.executable, "-E", "-S", "-c", code]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1 and "Traceback" not in done.stderr
