@@ -67,7 +67,10 @@ def fails_with(done, *words):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--workdir=w", "--config.trian_steps=5"], ["'trian_steps'", "did you mean train_steps"]),
+        (
+            ["--workdir=w", "--config.trian_steps=5"],
+            ["'trian_steps'", "did you mean train_steps?; see docs/config.md"],
+        ),
         (["--workdir=w", "--wrokdir=x"], ["wrokdir", "workdir"]),
         (["--workdir=w", "extra"], ["'extra'"]),
         (["--workdir=w", "--watch"], ["--watch goes with --mode=eval, not with --mode=train_and_"]),
