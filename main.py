@@ -1,5 +1,7 @@
 """Trains and evaluates: python main.py --config=configs/resnet50.py --workdir=DIR."""
 
+import scripts  # isort: skip # noqa: F401 (first: a Python without the packages gets one line)
+
 import importlib
 import logging
 import os
@@ -191,8 +193,8 @@ def _run_mode(mode: Mode, workdir: str, host: Any, terminal: logging.Handler) ->
             processes.join(host, equal, *waits)
         if tpu_chips():
             watch_for_notice()
-        elif mode.hosts == "joined" and (obstacle := gpu_obstacle())[0]:
-            _log.info("NOTE %s: %s", *obstacle)
+        elif mode.hosts == "joined" and gpu_obstacle()[0]:
+            _log.info("NOTE %s: %s", *gpu_obstacle())
     # From here on process 0 prints what all of them would print.
     terminal.setLevel(logging.WARNING if host and host.index else logging.INFO)
     module, _, function = mode.function.partition(":")

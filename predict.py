@@ -13,6 +13,8 @@ used has a row with the error, and the exit code is 1. Which flags there are dep
 docs/use.md has examples for each kind.
 """
 
+import scripts  # isort: skip # noqa: F401 (first: a Python without the packages gets one line)
+
 import argparse
 import functools
 import sys
@@ -130,7 +132,7 @@ def main(argv: list[str] | None = None) -> int:
     argv = cli.underscored(sys.argv[1:] if argv is None else argv)
     given = vars(parser.parse_intermixed_args(argv))
     workdir, model, sources = (given.pop(name) for name in ("workdir", "model", "sources"))
-    keys = {key: given.pop(name) for key in _KEYS if (name := f"config.{key}") in given}
+    keys = {key: given.pop(f"config.{key}") for key in _KEYS if f"config.{key}" in given}
     if workdir and keys:
         parser.error(f"argument --config.{next(iter(keys))}: goes with --model, not --workdir")
     request = Request(

@@ -7,6 +7,8 @@ it. Flags of main.py may stand beside them: --config.seed=1. The recipe is confi
 unless --config names another. docs/resnet_main.md has a table of the flags.
 """
 
+import scripts  # isort: skip # noqa: F401 (first: a Python without the packages gets one line)
+
 import os
 import shlex
 import sys
@@ -171,7 +173,8 @@ def _parameters(file: str, override: str) -> list[str]:
             parameters |= yaml.safe_load(value) or {}
         except Exception as error:  # each file system has errors of its own, and so has YAML
             raise ConfigError(f"{value!r} holds no parameters: {one_line(error)}") from error
-    if unknown := [name for name in parameters if name not in FLAGS]:
+    unknown = [name for name in parameters if name not in FLAGS]
+    if unknown:
         raise ConfigError(f"{unknown[0]!r} is not a parameter of the tutorial's resnet_main.py")
     return [f"--{name}={value}" for name, value in parameters.items() if value is not None]
 

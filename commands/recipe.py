@@ -103,7 +103,8 @@ def check_keys(argv: Sequence[str], file: str, own: Collection[str]) -> None:
         if word.startswith("--config.") and key not in own:
             near = difflib.get_close_matches(key, own, 1)
             others = f"did you mean {near[0]}?" if near else f"it has: {', '.join(own)}"
-            raise ConfigError(f"{file.partition(':')[0]} has no key {key!r}; {others}")
+            name = file.partition(":")[0]
+            raise ConfigError(f"{name} has no key {key!r}; {others}; see docs/config.md")
 
 
 def explain(

@@ -13,39 +13,38 @@ def get_config() -> ml_collections.ConfigDict:
     # Data: records that `python -m scripts.prepare coco` makes, for Mask R-CNN with --masks.
     config.dataset = ""  # 'fake': one random batch, kept on the devices, instead of data_dir
     config.data_dir = ""  # '' = the folder in the environment variable `data_env`
-    config.train_files = "train-*"
-    config.eval_files = "val-*"
+    config.train_files = "train-*"  # patterns of the records' names
+    config.eval_files = "val-*"  # patterns
     # COCO's own file of the evaluation's annotations; the score is computed with it.
     config.eval_annotations = "instances_val*.json,raw-data/annotations/instances_val*.json"
     # 0 = as many as the data hold; any other number must agree with the data.
     config.num_train_images = 0  # those that training takes
     config.empty_images = False  # True: training takes images without objects, too
-    config.num_eval_images = 0
+    config.num_eval_images = 0  # the same
     config.num_classes = 0  # without the background; 0 = as many as the data have, else COCO's 80
     config.class_numbers = "order"  # class k is the k-th category; 'ids': the category with id k
     config.max_boxes = 100  # of an image in training; of more, the largest are taken
-    config.random_flip = True
+    config.random_flip = True  # training mirrors half of the images
     # '' = as MLPerf has it. 'light', 'medium' and 'strong' show objects in more sizes (SSD: smaller
     # ones) and colours, for few images.
     config.augmentation = ""
 
     # Model.
-    config.num_filters = 64
-    # Padding of the stem's max-pool: Google's; 'torch' for weights from PyTorch.
-    config.max_pool = "same"
+    config.num_filters = 64  # channels of the stem
+    config.max_pool = "same"  # the padding; 'torch' for weights from PyTorch
     config.precision = "bfloat16"  # of activations; parameters, boxes and losses are float32
     config.bn_momentum = 0.9  # of the running statistics
 
     # Optimisation.
     config.init_env = "MLP_GCS_RESNET_CHECKPOINT"  # a ResNet of the same depth
-    # True: `init_from` has other classes, so of the last layers only what does not depend on the
+    # True: `init_from` has other classes. Of the last layers only what does not depend on the
     # classes is taken.
     config.new_classes = False
     config.head_learning_rate = 1.0  # multiplies the rate of the layers that depend on the classes
 
     # Evaluation.
     config.min_score = 0.05  # detections with a lower score are dropped
-    config.nms_iou = 0.5  # of two boxes of a class that overlap so much, the better one stays
+    config.nms_iou = 0.5  # of two that overlap so much, the better one stays
     # Pixels of the tiles that images are cut into to evaluate; 'auto': the model's input; 0: none.
     config.eval_tiles = config_dict.FieldReference(0, field_type=object)
     config.stop_at_target = True

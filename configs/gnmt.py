@@ -14,45 +14,45 @@ from configs import _loop
 def get_config() -> ml_collections.ConfigDict:
     """The recipe's values and the keys of the GNMT benchmark."""
     config = _loop.get_config()
-    config.benchmark = "gnmt"
+    config.benchmark = "gnmt"  # the package in benchmarks/
 
     # Data: text whose words are cut into pieces ("H@@ aus"), a sentence per line, one file per
     # language. Without names of text files: the records that `python -m scripts.prepare text`
     # makes.
     config.dataset = ""  # 'fake': one random batch, kept on the devices, instead of data_dir
-    config.data_dir = ""  # '' = the folder in the environment variable below
-    config.data_env = "MLP_PATH_GCS_NMT"
-    config.train_source = "train.tok.clean.bpe.32000.en"
-    config.train_target = "train.tok.clean.bpe.32000.de"
-    config.eval_source = "newstest2014.tok.bpe.32000.*en"  # .padded.en in Google's folders
-    config.eval_target = "newstest2014.tok.bpe.32000.*de"
-    config.train_files = "*packed-train*,wmt32k-encoded-train-*"  # records
-    config.eval_files = "*-dev*,wmt32k-encoded-dev*"
-    config.vocabulary_file = "vocab.*"
-    # The true translations as text, a line for each sentence: the first of these files that
+    config.data_dir = ""  # '' = the folder in the environment variable `data_env`
+    config.data_env = "MLP_PATH_GCS_NMT"  # environment variable of the folder
+    config.train_source = "train.tok.clean.bpe.32000.en"  # sentences, one in a line
+    config.train_target = "train.tok.clean.bpe.32000.de"  # their translations
+    config.eval_source = "newstest2014.tok.bpe.32000.*en"  # to evaluate; Google has .padded.en
+    config.eval_target = "newstest2014.tok.bpe.32000.*de"  # its translations
+    config.train_files = "*packed-train*,wmt32k-encoded-train-*"  # patterns of the records' names
+    config.eval_files = "*-dev*,wmt32k-encoded-dev*"  # patterns
+    config.vocabulary_file = "vocab.*"  # patterns
+    # The true translations as text, a line for each sentence. The first of these files that
     # exists. Without any they are decoded from the eval targets. A single name must exist.
     config.eval_references = "references.txt,newstest2014.de,wmt14-en-de.ref"
     # 0 = as many as the data hold; any other number must agree with the data. Only the pairs count
     # that training keeps, see bucket_lengths.
     config.num_train_pairs = 0
-    config.num_eval_sentences = 0
-    config.vocabulary_size = 0  # 0 = as the data have it, else as Google's file, 32,316
-    # Lengths in tokens, the end of the sentence included, that the pairs of a training batch are
-    # padded to; each is a program. Pairs with a longer side are left out.
+    config.num_eval_sentences = 0  # 0 = as many as the data hold
+    config.vocabulary_size = 0  # 0 = as the data have it; else as Google's file, 32,316
+    # Tokens that the pairs of a training batch are padded to; ends of sentences included. Each is a
+    # program. Pairs with a longer side are left out.
     config.bucket_lengths = (24, 32, 40, 48)
-    # The same for sentences to evaluate. None is left out, so the last length must be enough.
+    # Tokens that sentences are padded to; none is left out, so the last length must be enough.
     config.eval_lengths = (16, 32, 48, 150)
 
     # Model.
-    config.num_encoder_layers = 4  # of which the first reads in both directions
-    config.num_decoder_layers = 4
-    config.width = 1024
+    config.num_encoder_layers = 4  # LSTMs; the first reads in both directions
+    config.num_decoder_layers = 4  # LSTMs
+    config.width = 1024  # of the embeddings and layers
     config.dropout = 0.2  # of each LSTM's input
-    config.label_smoothing = 0.1
+    config.label_smoothing = 0.1  # the share of each target that all classes share
     config.projection_bias = True  # of the logits; Google's entries have none
-    config.counts_eos = True  # in the loss; Google's entries before v0.7 left it out
-    config.init_scale = 0.1  # weights and biases are drawn from -0.1 ... 0.1
-    config.attention_gain = 1 / math.sqrt(1024)  # where the length of attention's vector starts
+    config.counts_eos = True  # the loss counts ends of sentences; Google's before v0.7 did not
+    config.init_scale = 0.1  # weights and biases begin within this of 0
+    config.attention_gain = 1 / math.sqrt(1024)  # the length that attention's vector starts with
     config.precision = "bfloat16"  # of activations; parameters, cells and losses are float32
 
     # Optimisation.
@@ -72,10 +72,10 @@ def get_config() -> ml_collections.ConfigDict:
 
     # Evaluation.
     config.eval_batch_size = 512  # sentences
-    config.beam_size = 5
-    config.length_penalty = 0.6
-    config.coverage_penalty = 0.1
-    config.max_length = 150  # tokens of a translation, the end of the sentence included
-    config.target = 0.24  # BLEU, uncased
+    config.beam_size = 5  # translations that the search follows
+    config.length_penalty = 0.6  # the power of the length that a score is divided by
+    config.coverage_penalty = 0.1  # for source tokens that got little attention
+    config.max_length = 150  # tokens of a translation; the end of the sentence included
+    config.target = 0.24  # BLEU to reach, uncased
     config.stop_at_target = True
     return config

@@ -16,28 +16,28 @@ from configs import _loop
 def get_config() -> ml_collections.ConfigDict:
     """The recipe's values and the keys of the NCF benchmark."""
     config = _loop.get_config()
-    config.benchmark = "ncf"
+    config.benchmark = "ncf"  # the package in benchmarks/
 
     # Data: ml-20m/ratings.csv, the raw ml-20m.zip or ml-1m's ratings.dat; the file or its folder.
     config.dataset = ""  # 'fake': one random batch, kept on the devices, instead of data_dir
-    config.data_dir = ""  # '' = the folder in the environment variable below
-    config.data_env = "MLP_PATH_GCS_NCF"
+    config.data_dir = ""  # '' = the folder in the environment variable `data_env`
+    config.data_env = "MLP_PATH_GCS_NCF"  # environment variable of the folder
     config.min_ratings = 20  # users with fewer are left out
-    # All three 0 = as many as the data hold (without data, as in preflight: ml-20m's 138493, 26744
-    # and 20000263). Other numbers must agree with the data.
+    # All three 0 = as many as the data hold. Without data, as in preflight: ml-20m's 138493, 26744
+    # and 20000263. Other numbers must agree with the data.
     config.num_users = 0
-    config.num_items = 0
-    config.num_ratings = 0
-    config.train_negatives = 4  # for each positive; others in each epoch
-    # Which items are held out and ranked: the 'latest' of each user, a 'random' one (drawn with the
-    # seed), all from a 'date' on ('2018-05-31'; 'date' or '20%': the newest rows), or 'none'.
+    config.num_items = 0  # the same
+    config.num_ratings = 0  # the same
+    config.train_negatives = 4  # items drawn for each rating; others in each epoch
+    # Held-out items: the 'latest' of each user, a 'random' one, from a date on, or 'none'. The seed
+    # draws. A date: '2018-05-31', or 'date' or '20%' for the newest rows.
     config.eval_holdout = "latest"
-    # That the held-out item is ranked among; 'all': that the user does not train on.
+    # Items that the held-out one is ranked among; 'all': that the user does not train on.
     config.eval_negatives = ml_collections.FieldReference(999, field_type=object)
 
     # Model.
-    config.gmf_dim = 64
-    # Widths of the perceptron; the first is its input, half user and half item.
+    config.gmf_dim = 64  # width of the GMF branch
+    # Widths of the MLP branch; the first is its input, half user and half item.
     config.mlp_layers = (256, 256, 128, 64)
 
     # Optimisation.
@@ -49,7 +49,7 @@ def get_config() -> ml_collections.ConfigDict:
 
     # Evaluation, reports.
     config.eval_batch_size = 1024  # users, each with all the items of its ranking
-    config.target = 0.635  # HR@10; another value counts for any ratings
+    config.target = 0.635  # HR@10 to reach; another value counts for any ratings
     config.stop_at_target = True
     config.log_step_count_steps = "1000"
     return config

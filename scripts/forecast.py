@@ -17,6 +17,8 @@ import sys
 # A folder of the user's, where the program starts, may have the name of a package here.
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
+import scripts  # isort: skip # noqa: F401 (first: a Python that is too old gets one line)
+
 import argparse
 import importlib.util
 import json

@@ -123,12 +123,16 @@ export_line="
 case "$name" in
   digits)
     next="
-  classify photos       $program predict.py photo.jpg folder/ --workdir=$quoted"
+  classify digits       $program predict.py ${data}_photos --workdir=$quoted"
     export_line="
   export                $export --format=onnx,savedmodel,stablehlo
   fine-tune             bash scripts/quickstart.sh finetune"
     ;;
-  finetune | flowers)
+  finetune)
+    next="
+  classify digits       $program predict.py ${data}_photos --workdir=$quoted"
+    ;;
+  flowers)
     next="
   classify photos       $program predict.py photo.jpg folder/ --workdir=$quoted"
     ;;

@@ -195,8 +195,8 @@ is_at_work() { # $1: the process of another setup.sh
     esac
   done
   if [[ $# == 0 ]]; then detect; fi
-  state='' owner='' before=''
-  if [[ -f "$stamp" ]]; then { read -r state owner _ && read -r before; } <"$stamp" || true; fi
+  state='' owner='' place='' before=''
+  if [[ -f "$stamp" ]]; then { read -r state owner place && read -r before; } <"$stamp" || true; fi
   for kind in $kinds; do # those of before come first
     [[ " $before " == *" $kind "* ]] || before+="${before:+ }$kind"
   done
@@ -219,6 +219,11 @@ is_at_work() { # $1: the process of another setup.sh
     fail "another setup.sh (process $owner) makes $venv: wait until it is done, then: $again"
   fi
 
+  if [[ "$state" && "$state" != incomplete ]]; then
+    reason='the locks, the Python or the arguments are others'
+    [[ "$place" == "$venv" ]] || reason="it was made as $place, a path that its commands contain"
+    say "${venv##*/} is made again: $reason"
+  fi
   say "making ${venv##*/} for ${kinds// / and }$here with Python $version" \
     "and installing about $(count) packages, takes minutes"
   started=$SECONDS

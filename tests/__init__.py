@@ -1,0 +1,1 @@
+import scripts  # noqa: F401 (python -m tests.NAME without the packages gets one line)

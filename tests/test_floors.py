@@ -38,9 +38,11 @@ ROWS = {
 }
 EXCEPTIONS = {  # file: what it may import besides, and why
     "commands/scaling/parts.py": "train",  # the parts are runs
-    "main.py": "resnet_main",  # explains flags of the tutorial
+    # `scripts` itself: a Python without the packages gets one line. Flags of the tutorial.
+    "main.py": "scripts|resnet_main",
     # Of others' weights; before TensorFlow.
-    "predict.py": r"configs\.resnet50|configs\.finetune|engine\.environment",
+    "predict.py": r"scripts|configs\.resnet50|configs\.finetune|engine\.environment",
+    "resnet_main.py": "scripts",
     "engine/checkpoint/model_source.py": r"configs\._loop",  # the folder of compiled programs
 }
 ONLY_IN = {

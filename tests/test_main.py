@@ -1,11 +1,13 @@
 """The command line, as a user types it: in a process of its own."""
 
+import ast
 import dataclasses
 import importlib
 import inspect
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -17,6 +19,7 @@ from typing import Any
 import pytest
 
 import main
+import scripts
 import train
 from commands import MODES, recipe
 from common import keys
@@ -64,7 +67,10 @@ def fails_with(done, *words):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--workdir=w", "--config.trian_steps=5"], ["'trian_steps'", "did you mean train_steps"]),
+        (
+            ["--workdir=w", "--config.trian_steps=5"],
+            ["'trian_steps'", "did you mean train_steps?; see docs/config.md"],
+        ),
         (["--workdir=w", "--wrokdir=x"], ["wrokdir", "workdir"]),
         (["--workdir=w", "extra"], ["'extra'"]),
         (["--workdir=w", "--watch"], ["--watch goes with --mode=eval, not with --mode=train_and_"]),
@@ -117,6 +123,65 @@ def test_a_command_line_is_read_before_the_libraries_are_imported(words):
     done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
     names = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "common.errors" in names and not names & {"jax", "flax", "tensorflow", "orbax"}
+
+
+DOORS = [
+    *([f"{name}.py"] for name in ("main", "predict", "resnet_main", "scripts/forecast")),
+    *(
+        ["-m", ".".join(path.relative_to(ROOT).with_suffix("").parts)]
+        for path in sorted(ROOT.glob("scripts/**/*.py"))
+        if 'if __name__ == "__main__":' in path.read_text()
+    ),
+    *(["-m", f"tests.{name}"] for name in ("torture", "device.models")),
+]
+
+
+@pytest.mark.parametrize("door", DOORS, ids=lambda door: door[-1])
+def test_a_python_without_the_packages_gets_one_line(door):
+    """-S leaves them out; scripts.forecast names jax by itself, because it needs nothing else."""
+    words = [sys.executable, "-E", "-S", *door]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done.stderr
+    if "forecast" in door[-1]:
+        assert 'pip install "jax[tpu]"' in done.stderr
+    else:
+        assert re.match(r"ERROR: .*/python\S* has no package '\w+' \(\w\S*, line \d+", done.stderr)
+        assert ". .venv/bin/activate\n" in done.stderr
+
+
+@pytest.mark.parametrize("door", ["scripts/__init__", "main", "predict", "resnet_main"])
+def test_an_old_python_gets_one_line(door):
+    """It must be able to read the file, up to its first import."""
+    tree = ast.parse((ROOT / f"{door}.py").read_text(), feature_version=(3, 7))
+    first = next(node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom))
+    assert door == "scripts/__init__" or ast.unparse(first) == "import scripts"
+    code = "import sys; sys.version_info = (3, 9, 2); sys.version = '3.9.2 (x)'; import scripts"
+    words = [sys.executable, "-E", "-S", "-c", code]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "is Python 3.9.2, older than 3.11; " in done.stderr
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+def test_the_advice_is_a_command_for_this_folder(is_made, tmp_path, monkeypatch):
+    monkeypatch.setattr(scripts, "_ROOT", str(tmp_path))
+    if is_made:
+        (tmp_path / ".venv/bin").mkdir(parents=True)
+        (tmp_path / ".venv/bin/python").touch()
+    setup = "" if is_made else "bash scripts/setup.sh && "
+    for folder, move in ((ROOT, f"cd {tmp_path} && "), (tmp_path, "")):
+        monkeypatch.chdir(folder)
+        assert scripts._advice().endswith(f" the packages: {move}{setup}. .venv/bin/activate")
+
+
+@pytest.mark.parametrize(
+    "line", ["1 / 0", "import json.nosuch", "import common.nosuch", "import nosuch"]
+)
+def test_other_exceptions_keep_their_traceback(line):
+    """Also where a package that is installed imports one that is not."""
+    words = [sys.executable, "-c", f"import scripts; exec(compile({line!r}, '/x.py', 'exec'))"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith("Traceback")
 
 
 def test_every_mode_names_a_function_that_takes_its_flags():

@@ -130,7 +130,7 @@ def _plan(settings: Settings, seeds: int) -> tuple[dict[str, Any], list[PartRun]
         if (count := benchmark.num_examples("eval")) < _FEW:
             _log.info(
                 "NOTE only %d %s to evaluate: chance alone moves a score by about %.0f points; "
-                "prepare the data with more of them (--validation_fraction, --val_fraction)",
+                "prepare the data with more of them (--validation_fraction)",
                 *(count, benchmark.unit, 50 / count**0.5),
             )
         _log.info("measuring a step and an evaluation ...")

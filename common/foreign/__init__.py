@@ -99,7 +99,11 @@ def fetch(name: str, source: str = "") -> tuple[str, str]:
         raise ValueError(f"it has neither {' nor '.join(PUBLISHED)}")
     except Exception as error:  # of the network, the disk, huggingface_hub
         reason = " ".join(str(error).split()) or type(error).__name__
+        command = f"curl -LO {name}"
+        if model:
+            revision = f" --revision={model[2]}" if model[2] else ""
+            command = f"hf download {model[1]}{revision} --local-dir={model[1].split('/')[1]}"
         raise DataError(
-            f"{shown} cannot be downloaded: {reason.rstrip('.')}; without a network give the path "
-            "of a copy"
+            f"{shown} cannot be downloaded: {reason.rstrip('.')}; without a network type {command} "
+            "on another machine, and give the path of a copy here"
         ) from error

@@ -59,6 +59,9 @@ class State:
         UserError if the folder holds records of another plan, which only `overwrite` deletes.
         """
         old, existing = self.read(data_manifest.PLAN), self._first_file()
+        for name in ("fraction", "shards") if old else ():  # as 0.3.0 named them
+            if f"val_{name}" in old["settings"]:
+                old["settings"][f"validation_{name}"] = old["settings"].pop(f"val_{name}")
         if existing and old != plan and not overwrite:
             problem = f"already holds {existing}"
             if old:

@@ -336,19 +336,19 @@ class Checkpointer:
             state = "is intact"
         if intact is None:
             which = f"none of the older checkpoints {older}" if older else "no older checkpoint"
-            return f"{which} is intact" + ("; use another --workdir" if self._writes else "")
+            return f"{which} is intact" + (f". {self.way_back_to(-1)}" if self._writes else "")
         if not self._writes:
             return f"checkpoint {intact} {state}"
         return f"checkpoint {intact} {state}. {self.way_back_to(intact)}"
 
     def way_back_to(self, step: int) -> str:
-        """The command that moves all checkpoints after a step away, in words."""
+        """The command that moves all checkpoints after a step, -1 for none, away, in words."""
         parent, _, name = self.directory.rpartition("/")
         newer = [f"{self.directory}/{number}" for number in self.steps() if number > step]
         aside = shlex.quote(f"{parent}/damaged_{name}")
         move = f"mkdir -p {aside} && mv" if self._is_local else "gcloud storage mv"
-        command = f"{move} {shlex.join(newer)} {aside}/"
-        return f"To go on from it, type {command} and then the same command again"
+        aim = "go on from it" if step >= 0 else "begin again"
+        return f"To {aim}, type {move} {shlex.join(newer)} {aside}/ and then the same command again"
 
     def _is_intact(self, step: int, items: dict[str, Any]) -> bool:
         try:

@@ -27,6 +27,8 @@ from typing import Any
 import jax
 from etils import epath
 
+import benchmarks
+from benchmarks.base import HostBatch
 from commands import preflight
 from commands import recipe as recipes
 from common import cli, entry, pools
@@ -34,7 +36,7 @@ from common.errors import ConfigError
 from engine import compiler, devices, environment, pace
 from engine.forecast import topology
 from engine.plan import Programs, make_plan, read_settings
-from scripts.bench import batches, peers
+from scripts.bench import peers
 from scripts.bench.peers import on_torch
 from scripts.bench.peers import step as peer_step
 
@@ -135,7 +137,7 @@ def prepare(flags: argparse.Namespace) -> tuple[Any, Mapping[str, Callable[[], A
     config.train_batch_size = count * (flags.batch_per_device or max(usual, 1))
     config.eval_batch_size = count
     programs = Programs.make(read_settings(config.lock()))
-    batch, steps = batches.first(programs), {}
+    batch, steps = first_batch(programs), {}
     examples = programs.benchmark.nominal_examples("train") or programs.benchmark.open("train")
     plan = make_plan(programs.settings, programs.benchmark, examples)
     ours = pace.make_step(programs, plan, batch)
@@ -204,7 +206,26 @@ def read_config(flags: argparse.Namespace) -> Any:
             ) from error
         if key == "data_dir" and value and not epath.Path(value).exists():
             raise ConfigError(f"--set {text}: there is no such folder")
-    return config if flags.tpu else batches.without_data(config)
+    return config if flags.tpu else _without_data(config)
+
+
+def _without_data(config: Any) -> Any:
+    """The recipe without its folder of data, if that is not here; an unlocked config."""
+    folder = config.data_dir
+    if not folder or not epath.Path(folder).exists():
+        config.dataset = benchmarks.FAKE
+        if folder:
+            print(f"NOTE {folder} does not exist: a random batch instead", file=sys.stderr)
+    return config
+
+
+def first_batch(programs: Programs) -> HostBatch:
+    """The first global batch of training, on the host, without the time that the host took."""
+    benchmark = programs.benchmark
+    benchmark.open("train")
+    benchmark.set_total_steps(1000)  # the sizes of images may follow from the length of the run
+    batch = next(benchmark.train_batches(programs.settings.train_batch_size, 0, 1, 0))
+    return {name: x for name, x in batch.items() if name != "host_seconds"}
 
 
 def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:

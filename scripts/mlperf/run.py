@@ -105,7 +105,7 @@ def parse_requests(words: Sequence[str], env: Mapping[str, str]) -> list[Request
     if not root:
         raise UserError(f"{MODEL_DIR} is not set: {_MEANING}")
     if "://" not in root and not root.startswith("/"):
-        raise UserError(f"{MODEL_DIR}={root}: must be gs://BUCKET/FOLDER or /FOLDER")
+        raise UserError(f"{MODEL_DIR}={root}: give gs://BUCKET/FOLDER or an absolute path")
     locations.check_folder(root, MODEL_DIR)
     if unknown := [name for name in names if name not in entries]:
         raise UserError(f"{unknown[0]!r} is not a benchmark: give some of {', '.join(entries)}")

@@ -258,6 +258,23 @@ def test_a_workdir_that_cannot_be_written(diagnose, tmp_path, monkeypatch):
     assert list(temporary.iterdir()) == []
 
 
+def test_a_workdir_that_cannot_be_reached_is_said_once(diagnose, monkeypatch):
+    """As gs:// without a network: each call there fails with other words."""
+
+    def no_network(self):
+        raise OSError("no network, when reading metadata")
+
+    def cannot_write(case):
+        raise OSError("no network, when writing")
+
+    monkeypatch.setattr(doctor.Case, "resumes", property(no_network))
+    _, findings = diagnose()
+    assert faults(findings) == {"checkpoint"}  # and "initial weights", whose words are the same
+    monkeypatch.setitem(doctor._CHECKS, "workdir", cannot_write)
+    _, findings = diagnose()
+    assert faults(findings) == {"workdir"}
+
+
 def test_the_memory_that_the_input_needs(tiny_records, tmp_path):
     config = make_tiny_config(tiny_records)
     stored = sum(path.stat().st_size for path in Path(tiny_records).glob("train-*"))

@@ -18,6 +18,7 @@ from configs import _loop, finetune, small
 from engine import optim, schedules
 from engine.cadence import Every
 from engine.plan import LoopKeys
+from tests import config_page
 from tests.conftest import open_run, plan_of
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -93,6 +94,20 @@ def test_keys_of_the_loop_are_in_one_file():
     assert "target" not in shared
     for name in NAMES:
         assert shared < set(flat(load(name)))
+
+
+def test_the_page_of_keys_is_what_the_comments_say():
+    """It has every key, each with some words, and is short: docs/config.md."""
+    page = (ROOT / "docs/config.md").read_text()
+    assert page == config_page.page(), config_page.__doc__
+    rows = {key: text for own in config_page.rows().values() for key, (_, text) in own.items()}
+    assert set(rows) == set().union(*(flat(load(name)) for name in NAMES))
+    assert all(rows.values()) and len(page.split()) <= 1500
+
+
+def test_a_comment_belongs_to_the_key_below_it():
+    lines = ["", "# Data.", 'config.a = "x; #"  # one; two', "# Of c. Four.", "config.b = 1  # no"]
+    assert config_page.notes("\n".join(lines)) == {"a": "one", "b": "of c"}
 
 
 # --- No dead keys.

@@ -26,7 +26,7 @@ case "$*" in
   *_base_executable*) echo "{base}" ;;
   "-m venv "*) mkdir -p "$3/bin" && cp -- "$0" "$3/bin/python" ;;
   "-m pip "*) {pip} ;;
-  "- "*) echo "key of $2 with $(cat "${{@:3}}" | cksum) by {version}" ;;
+  "- "*) echo "$(cat "${{@:3}}" | cksum | tr " " -) {version} $2" ;;
   *) echo "unexpected: $*" >&2; exit 9 ;;
 esac
 """
@@ -256,6 +256,17 @@ def test_an_active_venv_can_be_made_again(clone):
     before = (clone.venv / ".setup-stamp").stat().st_mtime_ns
     assert clone.run("dev", PATH=path)[0] == 0
     assert (clone.venv / ".setup-stamp").stat().st_mtime_ns > before
+
+
+def test_why_a_venv_is_made_again_is_said(clone):
+    clone.python()
+    assert "again" not in clone.run("dev")[1]
+    clone.lock("dev", 2)
+    assert ".venv is made again: the locks, the Python or the arguments" in clone.run("dev")[1]
+    before, clone.root = clone.root, clone.root.rename(clone.root.with_name("moved"))
+    reason = f"it was made as {before}/.venv, a path that its commands contain\n"
+    assert f"setup: .venv is made again: {reason}" in clone.run("dev")[1]
+    assert clone.run("dev") == (0, "", "")
 
 
 def test_a_python_that_only_pyenv_knows_is_found(clone, monkeypatch):

@@ -42,9 +42,10 @@ def read_annotations(
             splits = {"train": read()}
         if "val" not in splits:
             splits = _split(splits["train"], path, args)
-        elif args.group or args.val_fraction:
-            problem = f"--group and --val_fraction: {path} has images for train and for val already"
-            raise sources.SourceError(f"{problem}: leave them out")
+        elif args.group or args.validation_fraction:
+            problem = f"{path} has images for train and for val already"
+            fix = "leave out --group and --validation_fraction"
+            raise sources.SourceError(f"{problem}: {fix}")
         splits["train"] = _labelled(splits["train"], path)
         texts = {name: (path, functools.partial(bytes, text)) for name, text in splits.items()}
     annotations, data = {}, b""
@@ -141,7 +142,7 @@ def _split(data: bytes, path: str, args: argparse.Namespace) -> dict[str, bytes]
     rarest = np.full(len(complete.image_ids), categories.max() + 2)
     rarest[rows[order]] = categories[order] + 1  # the last one stays, which is the rarest
     groups = holdout.groups(complete.file_names, args.group)
-    share = args.val_fraction or 0.1
+    share = args.validation_fraction or 0.1
     held_out = holdout.choose(groups, rarest, share, args.seed)
     if not held_out.any():
         few = f"warning: {path} has too few images of each category: the score says little"

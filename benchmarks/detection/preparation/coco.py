@@ -47,14 +47,15 @@ def parse(parser: cli.Parser, argv: Sequence[str]) -> argparse.Namespace:
     add("--train_annotations", type=path, metavar="FILE", help="of own images: COCO's form, .json")
     add("--val_annotations", type=path, metavar="FILE", help="of own images; else a share is taken")
     add("--labels", choices=LABEL_FORMATS, help="own images have labels of this form beside them")
-    add("--val_fraction", type=holdout.fraction, metavar="F", help="of a set without splits (0.1)")
+    share = "of a set without splits (0.1)"
+    add("--validation_fraction", type=holdout.fraction, metavar="F", help=share)
     group = "images in whose path it finds the same text stay in one split: '[^/_]+_'"
     add("--group", type=holdout.pattern, default="", metavar="REGEX", help=group)
     add("--masks", action="store_true", help="write each object's mask, for Mask R-CNN")
     add("--trust_boxes", action="store_true", help="accept boxes that look like no COCO boxes")
     exif = "whether the boxes are on photos as EXIF turns them, where no photo's size tells (turn)"
     add("--exif", choices=("turn", "ignore"), help=exif)
-    shards = {"shards": "train files (256, or by size)", "val_shards": "(32, or by size)"}
+    shards = {"shards": "train files (256, or by size)", "validation_shards": "(32, or by size)"}
     args = arguments.parse_images(parser, argv, shards, "95", ("train_images", "val_images"))
     own = args.train_annotations or args.val_annotations
     if sum(map(bool, (own, args.labels, args.annotations))) != 1:
@@ -65,8 +66,9 @@ def parse(parser: cli.Parser, argv: Sequence[str]) -> argparse.Namespace:
     if args.val_annotations and not args.train_annotations:
         parser.error("--val_annotations needs --train_annotations")
     is_split = bool(args.annotations or args.val_annotations)
-    if is_split and (args.group or args.val_fraction):
-        parser.error("--group and --val_fraction are for images without validation annotations")
+    if is_split and (args.group or args.validation_fraction):
+        both = "--group and --validation_fraction"
+        parser.error(f"{both} are for images without validation annotations")
     if args.val_images and not is_split:
         parser.error("--val_images needs --val_annotations")
     if not args.annotations and not args.val_images:
@@ -122,12 +124,12 @@ def prepare(args: argparse.Namespace) -> str:
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
     """The settings that the bytes of the records depend on; the manifest has them, too."""
-    names = "exif", "labels", "val_fraction", "group"
+    names = "exif", "labels", "validation_fraction", "group"
     return {name: value for name in names if (value := getattr(args, name))} | {
         "masks": args.masks,
         "seed": args.seed,
         "shards": args.shards or 0,
-        "val_shards": args.val_shards or 0,
+        "validation_shards": args.validation_shards or 0,
         "quality": args.quality,
         "tools": writing.tools(),
     }
@@ -144,7 +146,7 @@ def _plan(
         for path, source in images.items()
     }
     splits = {}
-    for name, number in zip(annotations, (args.shards, args.val_shards), strict=True):
+    for name, number in zip(annotations, (args.shards, args.validation_shards), strict=True):
         path = inputs[f"{name}_images"].path
         shards = (number or 0, _USUAL[name] if args.annotations else 0)
         # MLPerf's count of COCO's training images is of those with objects.

@@ -74,7 +74,7 @@ def plan_split(
         raise SourceError(f"{annotations.path} has no box with an area inside of its image")
     objects = objects[np.argsort(annotations.rows[objects], kind="stable")]
     starts = np.searchsorted(annotations.rows[objects], np.arange(len(files) + 1))
-    order, flag = np.arange(len(files)), "val_shards"
+    order, flag = np.arange(len(files)), "validation_shards"
     if name == "train":
         is_empty = np.bincount(annotations.rows, minlength=len(files)) == 0
         kept = (np.diff(starts) > 0) | (is_empty & keep_empty)

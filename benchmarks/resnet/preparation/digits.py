@@ -7,7 +7,7 @@
 for validation in 2, with the same share of each digit in both. The images come with scikit-learn,
 so the program needs no network. It does not write to a folder that already holds all of them.
 --digits takes some of the digits, which become the first labels, and --per_class the first training
-images of each: a small task for fine-tuning.
+images of each: a small task for fine-tuning. OUT_photos gets a held-out picture of each class.
 """
 
 import argparse
@@ -47,13 +47,25 @@ def examples(chosen: range = range(10), per_class: int = 0) -> dict[str, list[by
 
     def serialize(i: int) -> bytes:
         digit, jpeg = int(digits[i]), io.BytesIO()
-        grey = Image.fromarray(np.round(images[i] * (255 / 16)).astype(np.uint8))
-        smooth = grey.resize((SIZE, SIZE), Image.Resampling.BICUBIC)
-        smooth.convert("RGB").save(jpeg, "JPEG", quality=95)
+        _picture(images[i], SIZE).save(jpeg, "JPEG", quality=95)
         name, label = f"digit_{digit}_{i:04d}.JPEG", digit - chosen.start + 1
         return tf_example(jpeg.getvalue(), label, f"digit_{digit}", name, (SIZE, SIZE))
 
     return {split: list(map(serialize, numbers)) for split, numbers in rows.items()}
+
+
+def _picture(image: np.ndarray, side: int) -> Image.Image:
+    grey = Image.fromarray(np.round(image * (255 / 16)).astype(np.uint8))
+    return grey.resize((side, side), Image.Resampling.BICUBIC).convert("RGB")
+
+
+def write_photos(folder: str, chosen: range = range(10)) -> None:
+    """Writes the first held-out digit of each class to FOLDER/DIGIT_NUMBER.png."""
+    images, digits, rows = load()
+    for digit in chosen:
+        i, png = next(i for i in rows["validation"] if digits[i] == digit), io.BytesIO()
+        _picture(images[i], 8 * SIZE).save(png, "PNG")
+        storage.write(os.path.join(folder, f"{digit}_{i:04d}.png"), [png.getvalue()])
 
 
 def make(out: str, splits: dict[str, list[bytes]]) -> bool:
@@ -96,6 +108,7 @@ def prepare(args: argparse.Namespace) -> str:
     """Writes the digits that are missing; returns the last line to print."""
     print(f"handwritten digits into {args.out}, about 15 s", flush=True)
     splits = examples(args.digits, args.per_class)
+    write_photos(f"{args.out.rstrip('/')}_photos", args.digits)
     state = "wrote" if make(args.out, splits) else "already complete:"
     train, validation = len(splits["train"]), len(splits["validation"])
     keys: dict[str, Any] = {"num_label_classes": len(args.digits)}

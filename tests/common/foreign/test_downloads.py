@@ -156,9 +156,11 @@ def test_no_network(hub, tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     for is_offline in (False, True):
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
-        with pytest.raises(DataError, match=f"{NAME} cannot be downloaded: .*the path of a copy"):
-            foreign.fetch(NAME)
-    with pytest.raises(DataError, match="cannot be downloaded: .*refused"):
+        for name, revision in ((NAME, ""), (f"{NAME}@v1", " --revision=v1")):
+            command = f"hf download timm/tiny.a1{revision} --local-dir=tiny.a1"
+            with pytest.raises(DataError, match=f"{name} cannot be downloaded: .* type {command} "):
+                foreign.fetch(name)
+    with pytest.raises(DataError, match="cannot be downloaded: .*refused.* type curl -LO http://"):
         foreign.fetch("http://127.0.0.1:9/tiny-00000000.pth")
 
 

@@ -73,6 +73,18 @@ def test_no_moment_of_a_claim_leaves_a_set_that_looks_complete(tmp_path, monkeyp
     assert sorted(os.listdir(f"{out}/prepare_state")) == ["command.json", "plan.json"]
 
 
+def test_a_set_of_0_3_0_is_recognised(tmp_path):
+    """Its plan has the flags' names of then."""
+    settings = {"seed": 1, "val_shards": 2, "val_fraction": 0.3}
+    writing.State(tmp_path).claim({"settings": settings, "input": {}}, False)
+    (tmp_path / records.shard_name("train", 0, 2)).touch()
+    now = {"seed": 1, "validation_shards": 2, "validation_fraction": 0.3}
+    writing.State(tmp_path).claim({"settings": now, "input": {}}, False)
+    now["validation_fraction"] = 0.4
+    with pytest.raises(UserError, match=r"\(changed: --validation_fraction\)"):
+        writing.State(tmp_path).claim({"settings": now, "input": {}}, False)
+
+
 def test_two_preparations_of_one_folder(tmp_path, capsys, monkeypatch):
     out = str(tmp_path / "out")
     seen = []

@@ -502,8 +502,18 @@ def test_the_fix_goes_on_from_the_newest_intact_checkpoint(copy):
 def test_without_an_intact_checkpoint_the_message_says_so(copy):
     for step in (1, 2):
         shutil.rmtree(copy / str(step) / "model")
-    with pytest.raises(CheckpointError, match=r"none of the older checkpoints \[1\] is intact"):
+    with pytest.raises(CheckpointError, match=r"none of the older checkpoints \[1\] is intact$"):
         read(copy, 2)
+    checkpoints = Checkpointer(str(copy), keep=9, best=lambda: None)
+    with pytest.raises(CheckpointError) as refused:
+        checkpoints.restore(2, abstract(values(2)))
+    checkpoints.close()
+    command = re.search(r"is intact. To begin again, type (.*) and then", str(refused.value))
+    assert command is not None
+    subprocess.run(["bash", "-c", command[1]], check=True)
+    again = Checkpointer(str(copy), keep=9, best=lambda: None)
+    assert again.steps() == []
+    again.close()
 
 
 @pytest.mark.long

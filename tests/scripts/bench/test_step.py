@@ -15,7 +15,6 @@ from common.errors import ConfigError
 from engine import sharding
 from engine.forecast import estimates
 from engine.plan import Programs, read_settings
-from scripts.bench import batches
 from scripts.bench import step as bench_step
 from scripts.bench.peers import on_torch
 from tests.engine.forecast.test_estimates import TRAIN, operation
@@ -151,7 +150,7 @@ def test_a_step_in_pytorch_learns_our_batch_with_our_parameters(name):
     benchmark = read_settings(config).load_benchmark("")
     made = Programs(read_settings(config), benchmark, sharding.make(BATCH_AXES, 1))
     networks = on_torch.load(config)
-    step = on_torch.make_step(networks, made, batches.first(made))
+    step = on_torch.make_step(networks, made, bench_step.first_batch(made))
     losses = [step() for _ in range(20)]
     assert losses[-1] < losses[0]
     shapes = jax.eval_shape(benchmark.init, jax.random.key(0))[0]

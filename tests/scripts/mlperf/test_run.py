@@ -97,7 +97,7 @@ def test_a_checkpoint_to_start_from_comes_from_the_environment(env, monkeypatch)
     ("changed", "words", "says"),
     [
         ({"MLP_GCS_MODEL_DIR": ""}, [], "MLP_GCS_MODEL_DIR is not set"),
-        ({"MLP_GCS_MODEL_DIR": "runs"}, [], "MLP_GCS_MODEL_DIR=runs: must be gs://"),
+        ({"MLP_GCS_MODEL_DIR": "runs"}, [], "MLP_GCS_MODEL_DIR=runs: give gs://"),
         ({DATA: ""}, ["--benchmark=resnet"], f"{DATA} is not set"),
         ({}, ["ssd", "resnet50"], "'resnet50' is not a benchmark: give some of gnmt, "),
         ({}, ["--config.targte=1"], "no key 'targte'; did you mean target?"),

@@ -33,7 +33,9 @@ def write_images(folder, number):
     return data
 
 
-@pytest.mark.parametrize("flags", [[], ["--val_fraction=0.3"], ["--seed=1"], ["--group=^(.)_"]])
+@pytest.mark.parametrize(
+    "flags", [[], ["--validation_fraction=0.3"], ["--seed=1"], ["--group=^(.)_"]]
+)
 def test_one_file_is_split(flags, tmp_path):
     data = write_images(tmp_path / "in", 60)
     paths = [f"--train_images={tmp_path}/in", f"--train_annotations={tmp_path}/in/all.json"]

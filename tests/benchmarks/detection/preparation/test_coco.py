@@ -29,7 +29,7 @@ from tests.conftest import plan_of
 from tests.helpers.preparation import typed
 
 CATEGORIES = [{"id": 12, "name": "owl"}, {"id": 3, "name": "cat"}, {"id": 7, "name": "Ähre"}]
-SHARDS = ["--shards=3", "--val_shards=2"]
+SHARDS = ["--shards=3", "--validation_shards=2"]
 RECORDS = [
     *(f"train-{i:05d}-of-00003.tfrecord" for i in range(3)),
     *(f"val-{i:05d}-of-00002.tfrecord" for i in range(2)),

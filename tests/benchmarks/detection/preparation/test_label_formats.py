@@ -109,7 +109,7 @@ def test_names_that_look_alike_are_one_category(tmp_path, capsys, monkeypatch, f
     monkeypatch.setattr(examples, "check_boxes", lambda *_: None)  # one of two images has none
     names = ["caf\u00e9", "cafe\u0301", "Caf\u00e9"]
     place(tmp_path, {"a.jpg": JPEG, "b.jpg": JPEG, **named(form, names)})
-    flags = [f"--labels={form}", f"--train_images={tmp_path}", "--val_fraction=0.5"]
+    flags = [f"--labels={form}", f"--train_images={tmp_path}", "--validation_fraction=0.5"]
     args = coco.parse(cli.Parser(), [*flags, f"--out={tmp_path}.out"])
     sources = {f"{split}_images": list_input(str(tmp_path), 1) for split in ("train", "val")}
     splits, _, _ = annotations.read_annotations(args, sources)

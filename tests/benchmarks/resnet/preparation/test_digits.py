@@ -111,6 +111,19 @@ def test_digits_are_scikit_learns(digits):
     np.testing.assert_allclose(shares[0], shares[1], atol=0.002)
 
 
+def test_a_held_out_digit_of_each_class_is_a_picture(digits):
+    """Twice as small as the viewer's, it is the one in the records, whose shade JPEG changes."""
+    names = {row["image/filename"]: row for row in rows(digits, "validation")}
+    paths = sorted(digits.with_name(f"{digits.name}_photos").iterdir())
+    assert [path.name[:2] for path in paths] == [f"{digit}_" for digit in range(10)]
+    for path in paths:
+        image = Image.open(path)
+        assert (image.format, image.mode, image.size) == ("PNG", "RGB", (256, 256))
+        stored = pixels(names[b"digit_%s.JPEG" % path.stem.encode()]).astype(float)
+        small = np.asarray(image.resize((32, 32), Image.Resampling.BOX), float)
+        assert np.abs(small - stored).mean() < 4
+
+
 @pytest.mark.long
 def test_complete_digits_are_left_alone_and_others_replaced(digits, tmp_path):
     before = contents(digits)
