@@ -234,8 +234,9 @@ def _entries(folder: Folder, label_format: str, reader: Reader, notes: list[str]
     if len(problems) > _MANY * total:
         raise SourceError(f"{len(problems):,} of {total:,} objects cannot be read: {problems[0]}")
     if not total:
-        problem = f"none of its {len(result):,} labels has an object"
-        raise SourceError(f"{folder.path}: {problem if result else 'no image has a label'}")
+        problem = "no image has a label: give the folder that holds both, images and labels"
+        problem = f"none of its {len(result):,} labels has an object" if result else problem
+        raise SourceError(f"{folder.path}: {problem}")
     if problems:
         notes.append(f"left out: {len(problems):,} of {total:,} objects, for one {problems[0]}")
     skipped = collections.Counter(shape for entry in result for shape in entry.skipped)
