@@ -331,7 +331,7 @@ _CHECKS = {
 _IN_WORKDIR = ("checkpoint", "initial weights")  # these look there first
 _FIXES = {  # what to do where a check raises an error whose message does not say it
     "workdir": "choose another --workdir; in a bucket the VM's service account needs "
-    "roles/storage.admin",
+    "roles/storage.objectAdmin and roles/storage.legacyBucketReader, or roles/storage.admin",
     "data": "see the message; or set --config.data_dir, repair that, or prepare the data again; in "
     "a bucket the VM's service account needs roles/storage.objectViewer",
     "initial weights": _WEIGHTS,

@@ -1,4 +1,4 @@
-"""NeuMF on made-up ratings whose ceiling is known, under 3 minutes on two CPU cores.
+"""NeuMF on synthetic ratings whose ceiling is known, under 3 minutes on two CPU cores.
 
     bash scripts/quickstart.sh ncf
 

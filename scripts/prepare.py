@@ -40,7 +40,7 @@ PREPARATIONS = {
     "digits": ("benchmarks.resnet", "handwritten digits"),
     "digit_scenes": ("benchmarks.detection", "images of digits, with boxes and masks"),
     "phrases": ("benchmarks.translation", "sentences in English and German"),
-    "ratings": ("benchmarks.ncf", "made-up ratings of films"),
+    "ratings": ("benchmarks.ncf", "synthetic ratings of films"),
 }
 # Whose `preparation.recognise` says which dataset formats a folder has.
 _FAMILIES = [f"benchmarks.{name}" for name in ("resnet", "detection", "translation", "ncf")]

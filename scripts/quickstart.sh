@@ -8,7 +8,7 @@
 #   bash scripts/quickstart.sh transformer     a Transformer that translates dates, numbers and
 #                                              amounts from English to German
 #   bash scripts/quickstart.sh gnmt            LSTMs that translate the same sentences
-#   bash scripts/quickstart.sh ncf             NeuMF on made-up ratings whose best score is known
+#   bash scripts/quickstart.sh ncf             NeuMF on synthetic ratings whose best score is known
 #   bash scripts/quickstart.sh finetune        a model of the digits 0-4, which then learns 5-9 from
 #                                              20 pictures each
 #   bash scripts/quickstart.sh finetune_ssd    an SSD that finds 0-4, and then 5-9 after 60 images

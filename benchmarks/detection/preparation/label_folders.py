@@ -234,7 +234,7 @@ def _entries(folder: Folder, label_format: str, reader: Reader, notes: list[str]
     if len(problems) > _MANY * total:
         raise SourceError(f"{len(problems):,} of {total:,} objects cannot be read: {problems[0]}")
     if not total:
-        problem = "no image has a label: give the folder that holds both, as images/ and labels/"
+        problem = "no image has a label: give the folder that holds both, images and labels"
         problem = f"none of its {len(result):,} labels has an object" if result else problem
         raise SourceError(f"{folder.path}: {problem}")
     if problems:

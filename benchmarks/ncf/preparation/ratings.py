@@ -1,4 +1,4 @@
-"""Writes made-up ratings in the format of MovieLens' ml-20m, from a model whose ceiling is known.
+"""Writes synthetic ratings in the format of MovieLens' ml-20m, from a model whose ceiling is known.
 
     python -m scripts.prepare ratings --out data/ratings
 
