@@ -35,9 +35,7 @@ def shown(monkeypatch):
     labels, guesses, best, own = map(np.array, zip(*ROWS, strict=True))
     top = np.stack([guesses, (guesses + 1) % 5], 1)
     shares = np.stack([best, best / 4], 1)
-    return exhibits.make(
-        Predictions(np.array(IDS), labels, top, shares, own), Photos(source, None)
-    )
+    return exhibits.make(Predictions(np.array(IDS), labels, top, shares, own), Photos(source, None))
 
 
 def test_the_table_of_classes(shown):

@@ -14,7 +14,6 @@ from common.images.input_spec import NAMED
 from configs import resnet50
 from engine.checkpoint import model_source
 from tests.benchmarks.resnet.networks import make_network
-from tests.benchmarks.resnet.test_resnet import bare, drawn
 from tests.commands.predict.test_libraries import drawn as drawn_torch
 from tests.test_models import make_images, random_variables
 
@@ -89,18 +88,6 @@ def test_shares_are_stretched_over_the_pixels():
         rows = np.array([[1, 0], [0.75, 0.25], [0.25, 0.75], [0, 1]])
         np.testing.assert_allclose(found[i], rows @ values @ rows.T, atol=1e-6)
     assert not found[2:].any()
-
-
-@pytest.mark.parametrize("flips", [False, True])
-def test_with_eval_flip_a_mirrored_picture_has_the_mirrored_map(flips):
-    benchmark = bare(eval_flip=flips, num_label_classes=5, resnet_depth=18, image_size=64)
-    weights = drawn(benchmark)
-    images = np.random.default_rng(0).integers(0, 256, (3, 64, 64, 3), np.uint8)
-    maps = jax.jit(benchmark.uses.heat_maps)
-    classes = np.array([0, 3, 4])
-    found, other = (np.asarray(maps(*weights, x, classes)) for x in (images, images[:, :, ::-1]))
-    assert found.shape == (3, 64, 64) and (found.min(), found.max()) == (0, 1)
-    assert np.allclose(found, other[:, :, ::-1], atol=1e-3) == flips
 
 
 def test_the_map_lies_where_the_model_looks():
