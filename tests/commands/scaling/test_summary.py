@@ -80,3 +80,8 @@ def test_repeats_have_one_size():
     runs = [Result(0.5, seed, 100 + seed, 0.5, 1, {}, "") for seed in range(3)]
     assert {point.examples for point in summary.points(ABOUT, runs)} == {202}
     assert math.isclose(np.mean([point.score for point in summary.points(ABOUT, runs)]), 0.5)
+
+
+def test_parts_in_words():
+    fractions = (1 / 8, 0.3, 2 / 3, 1.0, 1 / 1000)
+    assert [summary.part_name(x) for x in fractions] == ["1/8", "3/10", "2/3", "all", "1/1000"]

@@ -3,13 +3,17 @@
 import os
 import shutil
 import sys
+import types
+from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks.resnet.preparation import digits
 from common.data import data_manifest, files, records
 from common.errors import DataError, UserError
 from common.preparation import writing
+from common.preparation.sources import SourceError
 from common.tensorflow import tensorflow
 from scripts import prepare
 from tests.helpers.preparation import leaves
@@ -109,3 +113,24 @@ def test_ratings_do_not_join_another_set(tmp_path):
     with pytest.raises(UserError, match="already holds train-00000-of-00002 of another data set"):
         prepare.make("ratings", [f"--out={out}", "--users=100", "--items=200", "--ratings=3000"])
     shutil.rmtree(out)
+
+
+@pytest.mark.parametrize(
+    ("asked", "usual", "images", "mib", "count"),
+    [
+        (5, 1024, 5, 1, 5),
+        (0, 8, 512, 0, 8),  # 64 for each of the usual files
+        (0, 40, 2559, 0, 8),
+        (0, 0, 2000, 0, 8),
+        (0, 0, 127, 0, 7),  # 16 for each at least
+        (0, 0, 15, 0, 1),
+        (0, 0, 1600, 100, 100),
+    ],
+)
+def test_the_number_of_files(asked, usual, images, mib, count):
+    size = mib * writing._SHARD_BYTES // 1600
+    files = [types.SimpleNamespace(size=size)] * images
+    source: Any = types.SimpleNamespace(files=files)
+    assert writing.num_shards(asked, "shards", source, np.arange(images), usual) == count
+    with pytest.raises(SourceError, match="^--shards: 2,561 files .* 2,560 images"):
+        writing.num_shards(2561, "shards", source, np.arange(2560), 0)

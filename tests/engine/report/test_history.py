@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from engine.report.history import History, other_best, share_interval, wilson_interval
+from engine.report.history import (
+    History,
+    lower_is_better,
+    other_best,
+    share_interval,
+    wilson_interval,
+)
 from engine.stopping import since_best
 
 NAN = math.nan
@@ -206,3 +212,8 @@ def test_only_few_examples_have_an_interval():
     assert share_interval(1, 1999) == " (95 % interval 99.8 to 100.0)"
     for share, count in ((0.5, 2000), (NAN, 10), (0.5, 0), (1.01, 10), (-0.01, 10)):
         assert share_interval(share, count) == ""
+
+
+def test_only_losses_are_better_if_lower():
+    names = ("loss", "val_loss", "lossless", "loss_scale", "f1/hair_loss", "accuracy")
+    assert [lower_is_better(name) for name in names] == [True, True, *[False] * 4]
