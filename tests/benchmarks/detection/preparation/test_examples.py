@@ -103,12 +103,3 @@ def test_files_are_found_by_the_ends_of_their_paths():
         examples.locate(
             annotations([], names=twice), source("a.jpg", "b.jpg", "c.jpg", "1/f.jpg", "2/f.jpg")
         )
-
-
-@pytest.mark.parametrize(("choice", "doubtful"), [(True, 0), (True, 2), (False, 0), (False, 1)])
-def test_what_exif_does_is_said(choice, doubtful):
-    note = examples.exif_note(choice, doubtful)
-    words = {(True, 0): "", (True, 2): "turns 2 photos", (False, 0): "as they are stored"}
-    assert words.get((choice, doubtful), "not turned here") in note and bool(note) != (
-        choice and not doubtful
-    )

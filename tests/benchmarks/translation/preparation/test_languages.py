@@ -20,25 +20,31 @@ def test_tags(word, tag):
 @pytest.mark.parametrize(
     ("names", "wanted", "chosen"),
     [
-        (["id", "de", "en"], ("", ""), ("en", "de")),
-        (["fr", "de"], ("", ""), ("fr", "de")),
-        (["de", "en"], ("de", ""), ("de", "en")),
-        (["de", "en", "fr"], ("", "fr"), ("en", "fr")),
+        (["id", "de", "en"], ("", ""), (2, 1)),
+        (["fr", "de"], ("", ""), (0, 1)),
+        (["de", "en"], ("de", ""), (0, 1)),
+        (["de", "en", "fr"], ("", "fr"), (1, 2)),
         (["de", "en", "fr"], ("", ""), ()),
-        (["de", "en", "fr"], ("fr", "de"), ("fr", "de")),
-        (["target", "source"], ("", ""), ("source", "target")),
-        (["text_de", "English words"], ("", ""), ("English words", "text_de")),
-        (["pt_BR", "en"], ("en", "pt"), ("en", "pt_BR")),
+        (["de", "en", "fr"], ("fr", "de"), (2, 0)),
+        (["target", "source"], ("", ""), (1, 0)),
+        (["English words/sentences", "French words/sentences"], ("", ""), (0, 1)),
+        (["text_de", "text_en"], ("", ""), (1, 0)),
+        (["zho_Hans", "es-419", "no", "id"], ("", ""), (0, 1)),
+        (["target text", "source text"], ("", ""), (1, 0)),
+        (["What is it?", "Was ist es?"], ("", ""), ()),
+        (["It.", "Es."], ("", ""), ()),
+        (["user_id", "item_id"], ("", ""), ()),
+        (["pt_BR", "en"], ("en", "pt"), (1, 0)),
         (["pt_BR", "pt_PT", "en"], ("en", "pt"), ()),
-        (["en", "xyz"], ("", ""), ("en", "xyz")),  # it stands beside a known one
+        (["en", "xyz"], ("", ""), (0, 1)),  # it stands beside a known one
         (["en", "xyz", "uvw"], ("", ""), ()),
-        (["en", "xyz"], ("en", "xyz"), ("en", "xyz")),
+        (["en", "xyz"], ("en", "xyz"), (0, 1)),
         (["de", "en"], ("it", ""), ()),
         (["de"], ("", ""), ()),
     ],
 )
 def test_which_names_are_a_pair(names, wanted, chosen):
-    assert languages.choose(names, wanted) == chosen
+    assert languages.choose(names, wanted) == tuple(names[i] for i in chosen)
 
 
 @pytest.mark.parametrize(
@@ -59,17 +65,6 @@ def test_languages_of_paths():
     assert [*map(languages.of_path, paths)] == ["fr", "pt-br", "fr", "de", ""]
 
 
-def test_names_that_differ_in_the_language():
-    names = ["x.de-en.en", "x.de-en.de", "y.fr.gz", "y.en", "z.it"]
-    assert languages.groups(names) == [
-        {"en": "x.de-en.en", "de": "x.de-en.de"},
-        {"fr": "y.fr.gz", "en": "y.en"},
-    ]
-    assert languages.groups(["de.1.en.txt", "fr.1.en.txt"]) == [
-        {"de": "de.1.en.txt", "fr": "fr.1.en.txt"}
-    ]
-
-
 def test_headers_and_columns_of_text():
     rows = [{0: "en", 1: "de", 2: "n"}, {0: "a dog", 1: "ein Hund", 2: "7"}]
     assert languages.have_header(rows, (), ("", ""))
@@ -80,3 +75,18 @@ def test_headers_and_columns_of_text():
     assert languages.text_columns([{0: "1", 1: "de", 2: "a b", 3: "c d", 4: "e"}]) == [2, 3]
     for texts, expected in ((["a", "1"], True), (["a", "1", "2"], False), ([], False)):
         assert languages.are_mostly(texts, "[a-z]") == expected
+
+
+def test_groups_of_names():
+    names = ["x.de-en.de", "x.de-en.en.gz", "x.cs-en.cs", "y.eng", "y.deu", "z.fr", "a/no.txt"]
+    assert languages.groups(names) == [
+        {"de": "x.de-en.de", "en": "x.de-en.en.gz"},
+        {"en": "y.eng", "de": "y.deu"},
+    ]
+    names = ["zh-TW/how_to.txt", "zh-CN/how_to.txt", "x.pt-br", "x.pt-pt", "x.hau"]
+    assert languages.groups(names) == [
+        {"pt-br": "x.pt-br", "pt-pt": "x.pt-pt", "ha": "x.hau"},
+        {"zh-tw": "zh-TW/how_to.txt", "zh-cn": "zh-CN/how_to.txt"},
+    ]
+    roles = languages.groups(["src-train.txt", "tgt-train.txt"])
+    assert roles == [{"source": "src-train.txt", "target": "tgt-train.txt"}]
