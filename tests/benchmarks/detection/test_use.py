@@ -1,5 +1,7 @@
 """What detectors are used for: pixels, distances between lists of detections, their order."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -60,7 +62,8 @@ def test_detections_are_sorted_and_have_a_score():
         "class": np.array([4, 1, 2, 9, 3]),
         "boxes": np.arange(20.0).reshape(5, 4),
     }
-    found = DetectorUses.detections(None, row, 50, 60)
+    uses: Any = None
+    found = DetectorUses.detections(uses, row, 50, 60)
     assert [(each.number, each.score) for each in found] == [(2, 0.75), (4, 0.25), (3, 0.25)]
     assert found[0].box == (8, 9, 10, 11)
 
@@ -68,7 +71,7 @@ def test_detections_are_sorted_and_have_a_score():
 def test_an_outline_covers_the_masks_cells_in_its_box():
     mask = np.zeros((4, 4), np.uint8)
     mask[:, 2:] = 255
-    found = outlined(Detection(1, 0.5, (2, 4, 10, 20)), mask, 12, 30)
+    found: Any = outlined(Detection(1, 0.5, (2, 4, 10, 20)), mask, 12, 30)
     inside = found.inside()
     assert inside.shape == (12, 30) and found.outline["size"] == [12, 30]
     box = np.zeros((12, 30), bool)
