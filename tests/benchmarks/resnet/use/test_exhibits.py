@@ -32,10 +32,11 @@ def shown(monkeypatch):
     monkeypatch.setattr(exhibits, "_HITS", 3)
     shards = types.SimpleNamespace(place=lambda i: (f"gs://b/part-{i // 6}", i % 6))
     source: Any = types.SimpleNamespace(shards=shards, class_names=NAMES, num_classes=5)
+    spec: Any = None
     labels, guesses, best, own = map(np.array, zip(*ROWS, strict=True))
     top = np.stack([guesses, (guesses + 1) % 5], 1)
     shares = np.stack([best, best / 4], 1)
-    return exhibits.make(Predictions(np.array(IDS), labels, top, shares, own), Photos(source, None))
+    return exhibits.make(Predictions(np.array(IDS), labels, top, shares, own), Photos(source, spec))
 
 
 def test_the_table_of_classes(shown):
