@@ -61,6 +61,10 @@ def test_only_what_the_batch_answers_is_scored(name):
         batches = [*benchmark.eval_batches(8, 0, 1)]
         assert sum(batch["mask"].sum() for batch in batches) == benchmark.num_examples("eval")
         assert all(map(np.array_equal, batches[0].values(), batches[1].values()))
+        total = benchmark.num_examples("eval")
+        masks = [[b["mask"] for b in benchmark.eval_batches(24, i, 3)] for i in range(3)]
+        real = (np.arange(-(-total // 24) * 24) < total).reshape(-1, 3, 8)
+        np.testing.assert_array_equal(np.swapaxes(masks, 0, 1), real)
         return
     with pytest.raises(ConfigError, match="dataset='fake' has no true answers .*--mode=train"):
         benchmark.open("eval")

@@ -11,9 +11,8 @@ from benchmarks.records import labels_and_groups
 from benchmarks.resnet.preparation.examples import tf_example
 from common.data.shards import Shards, read_records, read_some
 from common.errors import CheckpointError, ConfigError
-from engine import run
 from engine.plan import read_settings
-from tests.conftest import make_tiny_config, opened
+from tests.conftest import make_tiny_config
 from tests.helpers.preparation import write_shards
 
 FRACTIONS = (1 / 16, 1 / 8, 0.3, 1 / 2, 0.9)
@@ -108,10 +107,3 @@ def test_a_part_of_nothing_is_refused(tiny_records):
         config.update_from_flattened_dict(values)
         with pytest.raises(ConfigError, match=f"config.train_fraction=0.5: .*{key}"):
             read_settings(config).load_benchmark("")
-
-
-def test_a_benchmark_that_takes_all_data_instead_is_refused(tiny_records):
-    benchmark = opened(read_settings(make_tiny_config(tiny_records)).load_benchmark(""))
-    benchmark.part = Part(0.5)
-    with pytest.raises(ConfigError, match=r"train_fraction=0\.5: .* `self.part.choose`"):
-        run.check_count(benchmark)

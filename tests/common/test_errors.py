@@ -101,3 +101,27 @@ def test_the_page_has_the_table_of_the_exit_codes():
     for (name, code, meaning), row in zip(table, rows, strict=True):
         assert (row[0], getattr(errors, name)) == (code, int(code))
         assert row[1].startswith(meaning.removesuffix(" ..."))
+
+
+@pytest.mark.parametrize(
+    ("names", "most", "text"),
+    [
+        ([], 4, ""),
+        (["a", "b"], 4, "a, b"),
+        ([*"abcd"], 4, "a, b, c, d"),
+        ([*"abcdefg"], 4, "a, b, c, d and 3 more"),
+        ([*"abc"], 2, "a, b and 1 more"),
+        (["x" * 121], 1, "x" * 120),
+    ],
+)
+def test_some_names_and_how_many_more(names, most, text):
+    assert errors.some(iter(names), most) == text
+    if most == 4:
+        assert errors.some(names) == text
+
+
+def test_numbers_of_things():
+    found = [errors.count(n, "image") for n in (0, 1, 2, 2000)]
+    assert found == ["0 images", "1 image", "2 images", "2,000 images"]
+    assert errors.count(3, "class", "classes") == "3 classes"
+    assert one_line(ValueError("y" * 1001 + "\nz")) == "y" * 1000

@@ -77,3 +77,21 @@ def test_an_error_comes_in_its_place():
         assert [next(results), next(results)] == [0, 1]
         with pytest.raises(ZeroDivisionError):
             next(results)
+
+
+def test_remote_files_have_more_threads(monkeypatch):
+    monkeypatch.setattr(pools, "cores", lambda: 6)
+    assert [pools.threads("/a", "b"), pools.threads("/a", "gs://b")] == [6, 48]
+    monkeypatch.setattr(pools, "cores", lambda: 40)
+    assert pools.threads("gs://b") == 256
+    monkeypatch.setattr(pools, "cores", lambda: 300)
+    assert pools.threads("gs://b") == 300
+
+
+def test_the_first_error_stops_the_others():
+    stop = threading.Event()
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        with pytest.raises(ZeroDivisionError):
+            pools.all_done([pool.submit(stop.wait, 60), pool.submit(lambda: 1 // 0)], stop)
+        assert stop.is_set()
+        pools.all_done([pool.submit(int)], stop)

@@ -6,7 +6,15 @@ import types
 import pytest
 
 from common import progress
-from common.progress import Progress, hms, report_progress, set_progress_listener, time
+from common.progress import (
+    Progress,
+    ProgressBar,
+    duration,
+    hms,
+    report_progress,
+    set_progress_listener,
+    time,
+)
 
 
 @pytest.fixture
@@ -63,3 +71,32 @@ def test_only_at_tells_the_listener(clock, monkeypatch):
 )
 def test_hms(seconds, words):
     assert hms(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        *[(0, "0 s"), (89, "89 s"), (90, "2 min"), (150, "2 min"), (151, "3 min")],
+        *[(3569, "59 min"), (3599, "1 h 0 min"), (11_100, "3 h 5 min")],
+    ],
+)
+def test_durations(seconds, words):
+    assert duration(seconds) == words
+
+
+def test_a_bar_has_a_line_every_ten_seconds(clock, capsys):
+    """A share of the pictures; of the bytes where their number is not known."""
+    bars = ProgressBar("read", 40), ProgressBar("copy", 0, "files", 8_000_000)
+    for seconds, number, size in ((9.9, 4, 1_000_000), (0.1, 6, 1_000_000), (9.9, 10, 0)):
+        clock.seconds += seconds
+        for bar in bars:
+            bar.add(number, size)
+    clock.seconds += 20.1
+    for bar in bars:
+        bar.close()
+    assert capsys.readouterr().err.splitlines() == [
+        "read [#####               ]  25% 10 of 40 images, 1 images/s, 0.2 MB/s, 30 s left",
+        "copy [#####               ]  25% 10 files, 1 files/s, 0.2 MB/s, 30 s left",
+        "read [##########          ]  50% 20 of 40 images, 0 images/s, 0.1 MB/s, 40 s",
+        "copy [#####               ]  25% 20 files, 0 files/s, 0.1 MB/s, 40 s",
+    ]

@@ -7,7 +7,17 @@ import pytest
 
 from common import limits
 from common.errors import DataError
-from common.text import aligned, alike, decoded, limited_lines, normal_name, text_lines
+from common.text import (
+    aligned,
+    alike,
+    decoded,
+    is_sgm,
+    limited_lines,
+    normal_name,
+    sgm_sentences,
+    shown,
+    text_lines,
+)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
@@ -70,3 +80,19 @@ def test_cells_are_aligned():
     rows = [["part", "n"], ["1/8", "1,200"]]
     assert aligned(rows, {1}) == ["part      n", "1/8   1,200"]
     assert aligned(rows, ()) == ["part  n", "1/8   1,200"]
+
+
+def test_sentences_of_wmts_sgm(monkeypatch):
+    text = b'<doc>\n<seg id="1"> a < b\nc </seg>\n<SEG id=2>d</SEG> <seg></seg>\n</doc>'
+    monkeypatch.setattr(limits, "SGM_BYTES", len(text))
+    assert [*sgm_sentences(io.BytesIO(text), "N")] == [b"a < b c", b"d", b""]
+    with pytest.raises(DataError, match=f"^N has more than {len(text)} bytes"):
+        next(sgm_sentences(io.BytesIO(text + b"\n"), "N"))
+    with pytest.raises(DataError, match="^N has no <seg>"):
+        next(sgm_sentences(io.BytesIO(b"<doc></doc>"), "N"))
+    names = ("a.sgm", "A.SGML", "sgm", "a.sgm.txt")
+    assert [is_sgm(name) for name in names] == [True, True, False, False]
+
+
+def test_paths_are_shown_without_control_characters():
+    assert shown("a\x1b[1m/ä\udcff") == "a\\x1b[1m/ä\\udcff"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.experimental import multihost_utils
 
+from common.errors import DataError
 from engine import evaluate, sharding
 from engine.cluster import preemption
 
@@ -79,3 +80,36 @@ def test_hosts_vote_on_each_batch_and_none_waits_for_it(processes, stops_at, mon
     ]
     last = len(order) if stops_at is None else order.index(("read", stops_at)) + 1
     assert events == order[:last]
+
+
+def test_a_row_and_a_line_of_scores():
+    """Step 120 of batches of 32, of 320 examples in an epoch."""
+    rows, names = [], []
+    reporter: Any = types.SimpleNamespace(eval=lambda *row: rows.append(row))
+    reporter.quantity = lambda name, value, count: names.append(name) or f"{name} {value} {count}"
+    benchmark = types.SimpleNamespace(unit="pairs", num_examples=lambda split: 2300)
+    benchmark.headline = lambda scores: {"ter": scores["ter"]}
+    settings = types.SimpleNamespace(train_batch_size=32)
+    run: Any = types.SimpleNamespace(benchmark=benchmark, settings=settings, metrics=("bleu", "x"))
+    evaluate.report_scores(run, reporter, 120, 320, {"bleu": 0.3, "ter": 0.5, "y": 1.0}, 12.34)
+    ((row, text),) = rows
+    assert row == {
+        **{"step": 120, "epoch": 12.0, "bleu": 0.3, "ter": 0.5, "y": 1.0},
+        **{"examples": 2300, "seconds": 12.34},
+    }
+    assert text == "EVAL step 120  ter 0.5 2300  bleu 0.3 2300  (2,300 pairs in 12.3 s)"
+    assert names == ["ter", "bleu"]
+
+
+@pytest.mark.parametrize("counted", [3, 5])
+def test_every_example_is_predicted_once(counted, monkeypatch):
+    monkeypatch.setattr(evaluate, "Feed", lambda batches, mesh: batches)
+    monkeypatch.setattr(evaluate, "evaluated_weights", lambda state: (None, None))
+    monkeypatch.setattr(preemption, "_requested", None)
+    benchmark = types.SimpleNamespace(eval_rows=4, eval_batches=lambda *_: range(1))
+    run: Any = types.SimpleNamespace(benchmark=benchmark, mesh=sharding.make(("a", "b"), 1))
+    predict: Any = lambda *_: {"mask": np.arange(8) < counted}  # noqa: E731
+    predict.batch_size = 8
+    state: Any = None
+    with pytest.raises(DataError, match=f"saw {counted} examples, the data hold 4"):
+        list(evaluate.predict_all(run, predict, state))

@@ -211,13 +211,28 @@ def test_the_slow_part_is_named(clocks, part):
 
 def test_it_takes_several_slow_intervals_in_a_row_and_is_not_said_again_and_again():
     run = Run()
-    assert not any(run.interval(waited)[1] for waited in [3, 3, 0.5] * 20)
+    assert not any(run.interval(waited)[1] for waited in [3, 3, 2] * 20)  # a fifth is not slow
     warnings = [bool(run.interval(3.0)[1]) for _ in range(299)]
     assert [i + 1 for i, warned in enumerate(warnings) if warned] == [3, 30]
     assert run.interval(3.0)[1]
 
 
 # The time left, and the line.
+
+
+@pytest.mark.parametrize("steps", [0, 1, 4])
+def test_seconds_of_a_step_without_pauses(clock, steps):
+    """A window without a step counts as one step, and one without time is no division by zero."""
+    clocked = Progress(5, 100)
+    assert math.isnan(clocked.remaining(5))
+    clock.seconds += 14.0
+    clocked.pause(2.0)
+    assert clocked.so_far(5 + steps) == (12.0, 12.0 / max(steps, 1))
+    assert clocked.window(5 + steps) == (12.0, max(steps, 1))
+    clocked.evals_left, clocked.eval_seconds = 3, 7.0
+    assert clocked.remaining(60) == 40 * 12.0 / max(steps, 1) + 21
+    seconds, done = clocked.window(20)
+    assert 0 < seconds < 1e-6 and done == 15 - steps
 
 
 @pytest.mark.parametrize(

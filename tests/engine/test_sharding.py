@@ -329,3 +329,11 @@ def test_a_full_memory_is_one_line(monkeypatch):
         assert "nvidia-smi" not in str(told)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert "nvidia-smi shows what else uses the GPU" in str(devices.explain_full_memory(error))
+
+
+def test_parts_of_the_images_are_parsed():
+    assert sharding.parse_image_span("64/4096") == (64, 4096)
+    assert sharding.parse_image_span("1/1") == (1, 1)
+    for span in ("0/8", "8/0", "3/8", "16/8", "8", "8/16/32", "-8/16"):
+        with pytest.raises(DeviceError, match=f"^config.bn_span={span}: "):
+            sharding.parse_image_span(span)

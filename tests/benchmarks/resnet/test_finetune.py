@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.stats
 from PIL import Image
 from sklearn.utils.class_weight import compute_class_weight
 
@@ -22,7 +21,6 @@ from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.saver import first_state
 from engine.cluster import preemption
 from engine.plan import make_plan, read_settings
-from engine.report import history
 from engine.stopping import StoppingRule
 from tests.conftest import make_programs, make_tiny_config, open_run, opened, plan_of
 from tests.helpers.preparation import write_shards
@@ -312,20 +310,3 @@ def test_patience_needs_evaluations(evaluating, every, message, tiny_records, tm
     config = make_tiny_config(tiny_records, **{**SHORT, "steps_per_eval": every}, patience=3)
     with pytest.raises(ConfigError, match=message):
         train.train_and_evaluate(read_settings(config, str(tmp_path)), evaluating)
-
-
-# --- Intervals.
-
-
-@pytest.mark.parametrize(
-    ("hits", "count"), [(5, 10), (36, 40), (20, 20), (0, 20), (1, 1), (1234, 1999)]
-)
-def test_wilsons_interval(hits, count):
-    expected = scipy.stats.binomtest(hits, count).proportion_ci(0.95, "wilson")
-    got = history.wilson_interval(hits / count, count)
-    np.testing.assert_allclose(got, (expected.low, expected.high), atol=1e-7)
-
-
-def test_only_few_examples_have_an_interval():
-    assert history.share_interval(0.5, 10) == " (95 % interval 23.7 to 76.3)"
-    assert history.share_interval(0.5, 2000) == history.share_interval(float("nan"), 10) == ""

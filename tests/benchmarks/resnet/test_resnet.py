@@ -13,10 +13,8 @@ import pytest
 import benchmarks
 import input_pipeline
 from benchmarks import resnet
-from benchmarks.resnet import records, use
-from benchmarks.resnet.use import weights
+from benchmarks.resnet import records
 from common.errors import ConfigError
-from common.foreign import files
 from common.images import input_spec
 from common.images.input_spec import NAMED, prepare_image
 from configs import resnet50_v2
@@ -203,21 +201,6 @@ def test_which_data_are_read(tiny_records):
     assert records.load_data_manifest(other.keys) is None
     benchmark = load(tiny_records)
     assert [benchmark.open(split) for split in ("train", "eval")] == [90, 23]
-
-
-def test_foreign_weights_are_of_the_configs_architecture(monkeypatch):
-    benchmark, source = bare(resnet_depth=18, deep_stem=False), object()
-    values = {key: getattr(benchmark.settings.model, key) for key in weights.ARCHITECTURE}
-    monkeypatch.setattr(files, "read", lambda file: source)
-    monkeypatch.setattr(weights, "read_settings", lambda file: (values, ["a remark"]))
-    monkeypatch.setattr(weights, "translate", lambda *_: ("params", "state"))
-    monkeypatch.setattr(weights, "describe", lambda *_: ())
-    monkeypatch.setattr(use, "Imported", lambda *parts: parts)
-    assert resnet.MODEL.foreign_settings("x.pth") == (values, ["a remark"])
-    assert benchmark.uses.read_foreign("x.pth") == ("x.pth", "params", "state")
-    values["deep_stem"] = True
-    with pytest.raises(ConfigError, match="^config.deep_stem=False, but x.pth has True$"):
-        benchmark.uses.read_foreign("x.pth")
 
 
 @pytest.mark.long

@@ -60,3 +60,18 @@ def test_no_example_has_no_score():
     assert np.isnan(nothing).all()
     assert np.isnan([mean(nothing) for mean in scores.MEANS.values()]).all()
     assert nothing.of_each([]) == {}
+
+
+def test_scores_of_rows_and_of_several_labels():
+    rows = [
+        {"label": np.array([0, 2, 2]), "top": np.array([[0, 1], [1, 2], [2, 0]])},
+        {"label": np.array([2]), "top": np.array([[0, 2]])},
+    ]
+    found = scores.of_rows(rows, 4)
+    np.testing.assert_equal(found.precision, [1 / 2, 0, 1, np.nan])
+    np.testing.assert_equal(found.recall, [1, np.nan, 1 / 3, np.nan])
+    guesses = np.array([[1, 0], [1, 1], [1, 0]], bool)
+    truth = np.array([[1, 0], [0, 1], [0, 1]], bool)
+    found = scores.of_labels(guesses, truth)
+    np.testing.assert_equal([*found], [[1 / 3, 1], [1, 1 / 2], [2 / 4, 2 / 3]])
+    assert scores.mean(np.array([np.nan, 3.0, 6.0])) == 4.5

@@ -5,6 +5,7 @@ import math
 import random
 import unicodedata
 
+import numpy as np
 import pytest
 
 from benchmarks.translation import evaluation
@@ -189,3 +190,37 @@ def test_a_few_letters_of_another_script_change_no_words():
     assert evaluation.bleu(["a b c d"], ["a b c d"], "zh")["BLEU"] == pytest.approx(1)
     assert evaluation.bleu(["会议在三月"], ["会议在三月"], "intl")["BLEU"] == 0.0
     assert evaluation.chrf_and_ter(CHINESE, [*CHINESE[:2], "软件已更新。"], ["TER"])["TER"] < 0.1
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_every_sentence_once_in_the_shortest_batches(shards):
+    lengths = [9, 2, 4, 2, 5, 3, 8]
+    sentences = np.array([[7] * n + [0] * (12 - n) for n in lengths])
+    parts = [evaluation.batches(sentences, (4, 8, 12), 4, i, shards) for i in range(shards)]
+    widths = []
+    seen = []
+    for group in zip(*parts, strict=True):
+        widths.append({row["inputs"].shape for row in group})
+        for row in group:
+            real = row["id"][row["mask"] > 0].tolist()
+            seen += real
+            width = row["inputs"].shape[1]
+            np.testing.assert_array_equal(row["inputs"][: len(real)], sentences[real, :width])
+    assert widths == [{(4 // shards, 4)}, {(4 // shards, 12)}]
+    assert seen == [1, 3, 5, 2, 4, 6, 0]  # by length, of equal ones the first
+
+
+def test_mlperfs_log_has_a_fraction_or_per_cent():
+    scores = {"BLEU": 0.25}
+    assert [evaluation.logged_bleu(scores, form) for form in ("v0.5", "mllog")] == [25, 0.25]
+
+
+def test_texts_are_found_and_read(tmp_path):
+    (tmp_path / "a.de").write_bytes(b" x \ny\x0bz\n\n")
+    (tmp_path / "b.sgm").write_bytes(b"<seg> p </seg>\n<seg>q</seg>")
+    paths = evaluation.find_text(f"{tmp_path}/", f"a.de, none,{tmp_path}/b.sgm", "key")
+    assert paths == [f"{tmp_path}/a.de", f"{tmp_path}/b.sgm"]
+    assert [evaluation.read_lines(path) for path in paths] == [["x", "y\x0bz", ""], ["p", "q"]]
+    assert evaluation.find_text(str(tmp_path), "none, other", "key") == []
+    with pytest.raises(evaluation.DataError, match="config.key='none': there is no such file"):
+        evaluation.find_text(str(tmp_path), "none", "key")

@@ -14,13 +14,11 @@ import pytest
 from PIL import Image
 
 import benchmarks
-from benchmarks.detection.use import distance, scaled_photo
 from benchmarks.ncf import use
 from commands import export
 from commands.export import formats, programs
 from common.errors import CheckpointError, ConfigError
 from common.images import pixels
-from engine.checkpoint import model_source
 from engine.checkpoint.model_source import Weights
 from tests.commands.predict import test_items, test_sentences
 from tests.commands.predict.test_boxes import (
@@ -48,17 +46,6 @@ def test_the_program_has_the_pixels_that_evaluation_reads(model):  # noqa: F811
         for name, values in resized(pixels.decode(encoded).numpy(), upright).items():
             assert values.dtype == expected[name].dtype
             np.testing.assert_array_equal(values, expected[name])
-
-
-@pytest.mark.parametrize(("size", "antialias"), [(300, False), (300, True), (77, True)])
-def test_resizing_rounds_as_tensorflow_does(size, antialias):
-    resize = jax.jit(lambda photo: scaled_photo(photo, (size, size), (size, size), antialias))
-    draw = np.random.default_rng(0)
-    for shape in ((480, 640), (375, 500), (500, 333), (31, 87), (300, 300), (1, 2), (900, 5)):
-        image = draw.integers(0, 256, (*shape, 3), np.uint8)
-        smooth = pixels.shrink if antialias else None
-        wanted = smooth(image, size) if smooth else pixels.sample(image, [size] * 2, "bilinear")
-        np.testing.assert_array_equal(resize(image), wanted)
 
 
 @pytest.mark.long
@@ -182,40 +169,6 @@ def test_only_a_few_values_may_differ_by_rounding():
             [{"x": np.array([-np.inf, np.nan, other, 1.0])}], wanted, 1e-3
         )
         assert share == (0.25 if other == 2.0 else 0.5) and not error <= 1e-3
-
-
-def test_a_detection_too_many_is_off_too():
-    """So that an export without suppression is noticed; a weak one may come and go."""
-    boxes, classes, scores = np.zeros((3, 4)), np.array([1, 0, 0]), np.array([0.9, 0, 0])
-    boxes[0, 2:] = 4
-    one = {"boxes": boxes, "class": classes, "score": scores}
-    for score, is_off in ((0.8, True), (0.0505, False)):
-        two = one | {"class": np.array([1, 1, 0]), "score": np.array([0.9, score, 0])}
-        for pair in ((one, two), (two, one)):
-            assert (distance(*pair, min_score=0.05) > 0.5) == is_off
-    assert not distance(one, one | {"score": scores * np.nan}, 0.05) <= 1
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("model", ["ssd"], indirect=True)
-@pytest.mark.parametrize("changes", [{}, {"antialias": True, "clip_boxes": False}])
-def test_onnx_has_the_same_detections(model, changes, tmp_path, capsys, monkeypatch):  # noqa: F811
-    pytest.importorskip("onnxruntime")
-    opened = model[0].changed(**changes)
-    monkeypatch.setattr(model_source, "load", lambda *_, **__: opened)
-    export.run("any", "latest", "onnx", str(tmp_path / "out"))
-    assert capsys.readouterr().out.startswith("onnx: model.onnx, ")
-    run = formats.read("onnx", str(tmp_path / "out" / "model.onnx"))
-    (program,) = opened.benchmark.uses.programs(opened.params, opened.model_state).values()
-    for shape, limit in (((64, 64), 1e-5), ((31, 87), programs.PREDICTED_LIMIT)):
-        photo = np.random.default_rng(5).integers(0, 256, (*shape, 3), np.uint8)
-        results, outputs = dict(run({"photo": photo})), jax.jit(program.compute)({"photo": photo})
-        wanted = {name: np.asarray(x) for name, x in outputs.items()}
-        for name, x in wanted.items():
-            assert (results[name].shape, results[name].dtype) == (x.shape, x.dtype)
-        assert np.sum(wanted["score"] > 0.1) > 3
-        assert distance(wanted, results, 0.05) <= limit
-        assert distance(wanted, results | {"class": results["class"] + 1}, 0.05) == 1
 
 
 @pytest.mark.parametrize("model", ["ssd"], indirect=True)

@@ -149,3 +149,29 @@ def test_a_description_that_is_no_object(text, tmp_path):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(DataError, match=r"config.json is not a JSON object"):
         files.read(str(tmp_path / "model.safetensors"))
+
+
+def test_every_element_finds_its_place():
+    """Theirs are transposed, one is split; what does not fit is told."""
+    shapes = {"params/a": (2, 3), "params/b": (4,)}
+
+    def theirs(path, array):
+        return {"a.w": array.T} if path == "params/a" else {"b.0": array[:1], "b.1": array[1:]}
+
+    arrays = {
+        "a.w": np.arange(6.0).reshape(3, 2),
+        "b.0": np.array([9], np.float16),
+        "b.1": np.arange(3.0),
+    }
+    found = files.adapt("f", arrays, shapes, theirs)
+    np.testing.assert_array_equal(found["params/a"], arrays["a.w"].T)
+    assert found["params/b"].tolist() == [9, 0, 1, 2] and found["params/b"].dtype == np.float32
+    for change, words in (
+        ({"a.w": np.zeros((2, 3))}, r"it has other shapes: a.w \[2, 3\] instead of \[3, 2\]$"),
+        ({"c": np.zeros(1)}, "it has unknown arrays: c$"),
+        ({"b.0": np.zeros(1, np.int8)}, "it has no weights, but whole numbers, in b.0$"),
+    ):
+        with pytest.raises(DataError, match=words):
+            files.adapt("f", {**arrays, **change}, shapes, theirs)
+    with pytest.raises(DataError, match="it lacks b.0, b.1$"):
+        files.adapt("f", {"a.w": arrays["a.w"]}, shapes, theirs)

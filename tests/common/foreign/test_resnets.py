@@ -62,3 +62,10 @@ def test_layouts_of_the_families():
         theirs = family.theirs(f"params/{path}", array)
         np.testing.assert_array_equal(theirs.pop(name), expected, strict=True)
         assert not theirs
+
+
+def test_pytorchs_layout():
+    kernel = np.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)  # height, width, inputs, outputs
+    assert resnets.torch_layout(kernel).shape == (5, 4, 2, 3)
+    assert resnets.torch_layout(kernel)[4, 1, 0, 2] == kernel[0, 2, 1, 4]
+    assert resnets.torch_layout(kernel[0, 0])[3, 1] == kernel[0, 0, 1, 3]

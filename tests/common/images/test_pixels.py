@@ -58,3 +58,23 @@ def test_all_others_keep_their_pixels(encoded, side):
     window = (7, 9, 1000, 1010) if side == 8 else WINDOW
     expected = decoded(encoded, window)
     np.testing.assert_array_equal(decoded(encoded, window, least_side=side), expected)
+
+
+def test_bicubic_pixels_stay_within_a_byte():
+    """Keys' kernel with a = -0.5, twice as large: the edges overshoot by 9 % of the step."""
+    image = np.zeros((4, 8, 3), np.uint8)
+    image[:, 4:] = 255
+    found = pixels.sample(image, [4, 16], "bicubic").numpy()
+
+    def weight(x):
+        x = abs(x)
+        inner, outer = 1.5 * x**3 - 2.5 * x**2 + 1, -0.5 * x**3 + 2.5 * x**2 - 4 * x + 2
+        return inner if x <= 1 else outer if x < 2 else 0.0
+
+    centres = (np.arange(16) + 0.5) / 2 - 0.5
+    rows = np.array([[weight(c - i) for i in range(8)] for c in centres])
+    rows /= rows.sum(1, keepdims=True)
+    exact = rows @ image[0, :, 0]
+    assert exact.min() < -5 and exact.max() > 260
+    expected = np.floor(exact.clip(0, 255) + 0.5)
+    np.testing.assert_allclose(found[2, :, 1], expected, atol=1)

@@ -3,13 +3,17 @@
 import os
 import shutil
 import sys
+import types
+from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks.resnet.preparation import digits
 from common.data import data_manifest, files, records
 from common.errors import DataError, UserError
 from common.preparation import writing
+from common.preparation.sources import SourceError
 from common.tensorflow import tensorflow
 from scripts import prepare
 from tests.helpers.preparation import leaves
@@ -121,3 +125,73 @@ def test_ratings_do_not_join_another_set(tmp_path):
     with pytest.raises(UserError, match="already holds train-00000-of-00002 of another data set"):
         prepare.make("ratings", [f"--out={out}", "--users=100", "--items=200", "--ratings=3000"])
     shutil.rmtree(out)
+
+
+@pytest.mark.parametrize(
+    ("asked", "usual", "images", "mib", "count"),
+    [
+        (5, 1024, 5, 1, 5),
+        (0, 8, 512, 0, 8),  # 64 for each of the usual files
+        (0, 40, 2559, 0, 8),
+        (0, 0, 2000, 0, 8),
+        (0, 0, 127, 0, 7),  # 16 for each at least
+        (0, 0, 15, 0, 1),
+        (0, 0, 1600, 100, 100),
+    ],
+)
+def test_the_number_of_files(asked, usual, images, mib, count):
+    size = mib * writing._SHARD_BYTES // 1600
+    files = [types.SimpleNamespace(size=size)] * images
+    source: Any = types.SimpleNamespace(files=files)
+    assert writing.num_shards(asked, "shards", source, np.arange(images), usual) == count
+    with pytest.raises(SourceError, match="^--shards: 2,561 files .* 2,560 images"):
+        writing.num_shards(2561, "shards", source, np.arange(2560), 0)
+
+
+def test_the_manifest_counts_and_the_first_files_are_named(capsys):
+    def shard(split, number, examples, classes, left_out=(), changed=()):
+        facts = dict.fromkeys(writing.FACTS, 0) | {"examples": examples, "bytes": 10 * examples}
+        row = {"split": split, "name": f"{split}-{number}", "classes": classes}
+        return {**row, **facts, "left_out": [*left_out], "changed": [*changed]}
+
+    results = [
+        shard("train", 0, 5, {"1": 3, "2": 2}, [["b", "cut short"]]),
+        shard("train", 1, 4, {"2": 4}, changed=[[f"c{i}", "grey"] for i in range(7)]),
+        shard("validation", 0, 1, {"1": 1}),
+    ]
+    classes = {1: {"name": "cat"}, 2: {"name": "dog"}}
+    content = writing.manifest_content({"x": 1}, classes, results, [("a", "no image")])
+    assert content["classes"] == [
+        {"name": "cat", "train": 3, "validation": 1},
+        {"name": "dog", "train": 6, "validation": 0},
+    ]
+    sums = {name: (row["examples"], row["bytes"]) for name, row in content["splits"].items()}
+    assert sums == {"train": (9, 90), "validation": (1, 10)} and content["x"] == 1
+    assert [row["file"] for row in content["left_out"]] == ["a", "b"]
+    writing.report(content)
+    out = capsys.readouterr().out.splitlines()
+    assert out[:3] == ["left out: a: no image", "left out: b: cut short", "re-encoded: c0: grey"]
+    assert len(out) == 8 and out[-1].startswith("re-encoded: 2 more; all are in")
+
+
+def test_only_missing_and_torn_shards_are_written(tmp_path, capsys):
+    """7 images in 2 files, 3 in 1; in order, whatever the number of threads."""
+
+    def make(split, k):
+        return f"{split} {k}".encode(), (k % 2,), {"digests": [k]}
+
+    out, splits = str(tmp_path), {"train": (7, 2), "validation": (3, 1)}
+    writing.State(out).write("plan.json", {})
+    first = writing.write(out, splits, make, 5)
+    assert [(row["split"], row["examples"]) for row in first] == [
+        *[("train", 4), ("train", 3), ("validation", 3)]
+    ] or [row["examples"] for row in first] == [3, 4, 3]
+    assert sum(row["classes"].get("1", row["classes"].get(1, 0)) for row in first) == 3 + 1
+    digests = [[k for (k, *_) in row["digests"]] for row in first]
+    assert digests[0] + digests[1] == [*range(7)] and digests[2] == [0, 1, 2]
+    torn = tmp_path / first[1]["name"]
+    torn.write_bytes(torn.read_bytes()[:-1])
+    asked = []
+    again = writing.write(out, splits, lambda *k: asked.append(k) or make(*k), 1)
+    assert again == first and asked == [("train", k) for k in digests[1]]
+    assert "continuing: 2 of 3 shards are finished" in capsys.readouterr().out

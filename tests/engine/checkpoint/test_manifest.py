@@ -2,6 +2,7 @@
 
 import types
 import zlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -96,3 +97,63 @@ def test_arrays_that_differ_are_listed():
         "b: the checkpoint has float32[2], the config wants float32[4]",
         "d: the checkpoint has nothing, the config wants bool[1]",
     ]
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "line"),
+    [
+        (["a", "b", ""], ["a", "b"], None),
+        (["a", "b"], ["a", "x", "c"], "entry 1 of k (2 differ; 2 then, 3 now): 'b' in the ch"),
+        (
+            ["a", "b", "c"],
+            ["a"],
+            "entry 1 of k (2 differ; 3 then, 1 now): 'b' in the checkpoint, noth",
+        ),
+        (["a", "b"], ["b", "a"], "entry 0 of k (2 differ): 'a' in the checkpoint, 'b' in the data"),
+        (3, 4, "k: 3 in the checkpoint, 4 in the data"),
+        (None, 4, None),
+        ([""], ["a"], None),  # an imported model knows no names
+    ],
+)
+def test_what_means_something_else(then, now, line):
+    found = manifest.other_meaning({"k": then, "other": 1}, {"k": now})
+    assert len(found) == (line is not None) and (not line or found[0].startswith(line))
+
+
+def test_what_was_asked_for_otherwise():
+    then = {"config": {"a": 1, "b": {"c": 2}}, "n": 5}
+    assert manifest.changes(then, {"config": {"a": 1, "b": {"c": 3}}, "n": 6}) == [
+        "config.b.c was 2, is now 3",
+        "n was 5, is now 6",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("then", "words"),
+    [
+        (None, ""),
+        (32, ""),
+        (16, "--config.bn_span=16/64 keeps 16"),
+        (24, "averaged over 24 photos"),
+    ],
+)
+def test_other_batches_of_batch_norm_are_noted(then, words):
+    """64 photos on 4 devices."""
+    programs: Any = types.SimpleNamespace(norm_examples=32, examples_per_pass=64)
+    programs.benchmark = types.SimpleNamespace(unit="photos")
+    programs.mesh = types.SimpleNamespace(size=4)
+    note = manifest.norm_change(programs, then, {"mean": jnp.zeros(2)})
+    assert words in note and bool(note) == bool(words)
+    assert manifest.norm_change(programs, then, {"count": jnp.zeros(2, int)}) == ""
+
+
+def test_a_manifest_describes_arrays():
+    good = {"tree": {}, "checksums": {}, "step": 3}
+    manifest.check_manifest(good)
+    for bad, words in (
+        ([], "no arrays"),
+        ({"tree": {}}, "no arrays"),
+        ({**good, "tree": 1}, "tree: 1"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            manifest.check_manifest(bad)

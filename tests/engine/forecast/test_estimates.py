@@ -97,17 +97,6 @@ def test_flops_that_depend_on_the_data_are_not_known():
     assert " ? " in estimates.tables([row], "examples")
 
 
-def test_several_shapes_take_the_most_memory_and_the_mean_time():
-    large = lasting(0.06, temporaries=9_000_000_000, compile_seconds=10.0)
-    both = combine([TRAIN, large])
-    assert both.memory == large.memory and both.temporaries == 9_000_000_000
-    assert both.seconds == pytest.approx((0.14 + 0.06) / 2) and both.compile_seconds == 100.5
-    assert both.flops == TRAIN.flops / 2 and both.moved == TRAIN.moved / 2
-    assert combine([TRAIN]) == TRAIN
-    looped = combine([TRAIN, dataclasses.replace(TRAIN, unknown_loops=1)])
-    assert looped.unknown_loops == 1
-
-
 def test_stages_count_as_often_as_they_have_steps():
     """80 ms for 3,000 steps at 128 pixels, 200 ms for 1,000 at 224: 110 ms on average."""
     parts = [
@@ -135,45 +124,6 @@ def test_a_loop_of_unknown_length_is_said():
     unknown = dataclasses.replace(TRAIN, unknown_loops=1)
     row = estimates.row(dataclasses.replace(GOOD, train=unknown))
     assert "v3:2x2: too short: 1 loop of unknown length" in estimates.tables([row], "images")
-
-
-def test_no_interval_begins_before_the_fastest_that_the_chip_can_be():
-    """61.5 TFLOP/s of a v3 core: 0.0615 TFLOP take 1 ms at least."""
-    fast = dataclasses.replace(TRAIN, operations=(operation(0.001, flops=61_500_000_000),))
-    assert fast.error.least == pytest.approx(1.0)
-    assert lasting(0.5).error.least == calibration.error(V3.chip).least
-
-
-def test_what_is_not_known_is_said():
-    assert TRAIN.notes == []
-    (branches,) = dataclasses.replace(TRAIN, branches=2).notes
-    assert branches.startswith("2 conditionals: ")
-    (nothing,) = dataclasses.replace(TRAIN, operations=()).notes
-    assert "computes nothing" in nothing
-
-
-def test_a_note_says_what_counts_by_its_bundles():
-    kernel = operation(0.0001, name="k.3", kind="kernel")
-    sort = operation(0.0002, name="sort.1", kind="sort", bundles=9, unknown_loops=1, times=2.0)
-    train = dataclasses.replace(TRAIN, operations=(kernel, sort, kernel, kernel))
-    price, warning = estimates.row(dataclasses.replace(GOOD, train=train))["notes"]
-    assert "no estimate of 3 kernels (0.30 ms), 2 sorts (0.40 to 0.56 ms): " in price
-    assert warning.startswith("too short: of 3 of these, ") and "(k.3, k.3, k.3)" in warning
-    known = dataclasses.replace(kernel, bundles=7)
-    for loops in (0, 1):
-        once = dataclasses.replace(known, unknown_loops=loops)
-        assert len(dataclasses.replace(TRAIN, operations=(once,)).notes) == 1 + loops
-    assert estimates.row(GOOD)["notes"] == []
-
-
-def test_what_measured_sorts_and_gathers_took_is_in_the_interval():
-    """20 ms of products, 10 of sorts and 10 of gathers: at most 1.08 * 20 + 1.4 * 10 + 4 * 10."""
-    two = [operation(0.01, kind=kind, bundles=9) for kind in ("sort", "gather")]
-    train = dataclasses.replace(TRAIN, operations=(operation(0.02), *two))
-    assert train.error.of_time(0.04)[1] == pytest.approx(0.02 * lasting(1).error.most + 0.054)
-    wide = dataclasses.replace(train, topology=V5E)
-    most = dataclasses.replace(lasting(1), topology=V5E).error.most  # above that of sorts
-    assert wide.error.of_time(0.04)[1] == pytest.approx(0.03 * most + 0.04)
 
 
 def test_tables():

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from engine.forecast import figure
-from engine.forecast.forecasts import Forecast
+from engine.forecast.forecasts import Forecast, Group
 from tests.engine.forecast.test_estimates import TRAIN, V3, operation
 
 PROGRAM = dataclasses.replace(
@@ -37,7 +37,23 @@ def test_the_bars_are_as_long_as_their_times():
     texts = [text.text for text in root.iter(f"{space}text")]
     assert "net.py:3 dot" in texts and "all others" in texts
     assert len([text for text in texts if text and text.startswith("v3:2x2: 10 ms")]) == 1
+    assert {"8 ms, 80%", "1 ms, 10%"} <= {*texts}
     widths = [
         float(x.get("width", "")) for x in root.iter(f"{space}rect") if x.get("height") == "13"
     ]
     assert widths == pytest.approx([380, 380 / 8, 380 / 8], abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("place", "scopes", "label"),
+    [
+        ("", "", "fusion.7"),
+        ("a/b/net.py:3", "jit(f)/layer/dot", "net.py:3 dot"),
+        ("net.py:3", "jit(f)/transpose(jvp())/dot", "net.py:3 dot, backward"),
+        ("x" * 44, "a/dot", "x" * 44 + " dot"),
+        ("x" * 45, "a/dot", "x" * 45 + " d…"),
+    ],
+)
+def test_a_label_has_at_most_48_letters(place, scopes, label):
+    group = Group("fusion.7", scopes, place, "products", 1, 1, 1, 1)
+    assert figure._label(group) == label and len(label) <= 48

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from common.errors import INVALID, ConfigError
-from engine.forecast import forecast, kernels, worker
+from engine.forecast import calibration, forecast, kernels, worker
 from engine.forecast.forecasts import Answer
+from tests.engine.forecast.test_estimates import TRAIN
 
 ROOT = Path(__file__).parents[3]
 
@@ -135,6 +136,31 @@ def test_without_a_program_nothing_is_known(asked):
     assert found.memory is None and found.dearest() == []
     numbers = json.loads(json.dumps(found.numbers(), allow_nan=False))
     assert numbers["error"] == "of v5e:2x4" and numbers["fits"] is None
+
+
+def test_rates_prices_and_intervals(asked, monkeypatch):
+    """0.14 s for 64 examples; four chips of v3 at 3 dollars an hour, with 32 GiB each."""
+    sizes = tuple((f"x{i}", 99 - i) for i in range(12))
+    answer = Answer(TRAIN, 8, sizes, 2, 64, fits=True)
+    monkeypatch.setattr(worker, "ask", lambda *_: answer)
+    monkeypatch.setattr(calibration, "error", lambda chip: calibration.Error(0.8, 1.25, "guess"))
+    (found,) = forecast("steps:make", "v3-8", chip_hour_price=3.0)
+    numbers = json.loads(json.dumps(found.numbers(), allow_nan=False))
+    rate, dollars = 64 / 0.14, 12 / 3600 * 0.14 / 64 * 1e6
+    expected = {
+        **{"seconds": 0.14, "seconds_least": 0.112, "seconds_most": 0.175, "host_callbacks": 2},
+        **{"examples_per_second": rate, "dollars_per_hour": 12, "dollars_per_million": dollars},
+        **{"examples_per_second_least": rate / 1.25, "examples_per_second_most": rate / 0.8},
+        **{"dollars_per_million_least": dollars * 0.8, "dollars_per_million_most": dollars * 1.25},
+        **{"memory": 4_972_715_008, "memory_available": 2**34, "collective_seconds": 0.002},
+        **{"flops_per_device": 3.0836e12, "bytes_per_device": 34.6e9, "compile_seconds": 90.5},
+    }
+    assert {name: numbers[name] for name in expected} == pytest.approx(expected)
+    assert [row["bytes"] for row in numbers["largest_arguments"]] == [*range(99, 89, -1)]
+    assert numbers["collectives"] == {"all-reduce": {"count": 3, "bytes": 102_425_264}}
+    assert (numbers["devices_used"], numbers["chips"], numbers["examples"]) == (8, 4, 64)
+    (other,) = forecast("steps:make", "v3-8", examples=16)
+    assert other.examples_per_second == pytest.approx(16 / 0.14) and other.price == 8.0
 
 
 @pytest.mark.long

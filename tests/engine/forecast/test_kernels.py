@@ -62,6 +62,7 @@ ISSUED = 1 + 256 * (4 + 8 * 8 + 2 + 4) + 1
 def test_bundles_in_loops_count_as_often_as_these_run():
     assert kernels.issued(BUNDLES) == (ISSUED, 0)
     assert kernels.issued("no bundles here\n") == (0, 1)
+    assert kernels.issued(BUNDLES.replace("LB", "  ")) == (0x14, 0)  # branches, and no loop
 
 
 def test_a_loop_of_unknown_length_counts_once():

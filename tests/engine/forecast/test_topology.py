@@ -3,7 +3,7 @@
 import pytest
 
 from common.errors import ConfigError
-from engine.forecast.topology import CHIPS, machines, parse_slices
+from engine.forecast.topology import CHIPS, machines, of_kind, parse_slices
 
 
 @pytest.mark.parametrize(
@@ -91,3 +91,12 @@ def test_what_libtpu_is_told():
     for text in ("v4-8", "v4-64"):
         (parsed,) = parse_slices(text)
         assert parsed.options == {"chip_config_name": "megacore"}
+
+
+def test_chips_by_what_jax_calls_them():
+    assert [of_kind(kind) for kind in ("TPU v5 lite", "TPU7x", "cpu")] == [
+        *(CHIPS["v5e"], CHIPS["tpu7x"], None)
+    ]
+    assert [one.name for one in parse_slices("all")] == [
+        *("v2:2x2", "v3:2x2", "v4:2x2x1", "v5e:2x4", "v5p:2x2x1", "v6e:2x4", "tpu7x:2x2x1")
+    ]

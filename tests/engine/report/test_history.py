@@ -5,9 +5,17 @@ import math
 import os
 import re
 
+import numpy as np
 import pytest
+import scipy.stats
 
-from engine.report.history import History, other_best
+from engine.report.history import (
+    History,
+    lower_is_better,
+    other_best,
+    share_interval,
+    wilson_interval,
+)
 from engine.stopping import since_best
 
 NAN = math.nan
@@ -188,3 +196,24 @@ def test_evaluations_since_the_best_one(tmp_path):
     expected = {1: 0, 2: 1, 3: 1, 4: 0, 6: 0, 7: 0, 8: 1, 10: 2, 11: 2, 12: 0}
     assert {step: since_best(history, "score", step) for step in expected} == expected
     assert history.best("score", among=[4, 8]) == 8
+
+
+@pytest.mark.parametrize(
+    ("hits", "count"), [(5, 10), (36, 40), (20, 20), (0, 20), (1, 1), (1234, 1999)]
+)
+def test_wilsons_interval(hits, count):
+    expected = scipy.stats.binomtest(hits, count).proportion_ci(0.95, "wilson")
+    got = wilson_interval(hits / count, count)
+    np.testing.assert_allclose(got, (expected.low, expected.high), atol=1e-7)
+
+
+def test_only_few_examples_have_an_interval():
+    assert share_interval(0.5, 10) == " (95 % interval 23.7 to 76.3)"
+    assert share_interval(1, 1999) == " (95 % interval 99.8 to 100.0)"
+    for share, count in ((0.5, 2000), (NAN, 10), (0.5, 0), (1.01, 10), (-0.01, 10)):
+        assert share_interval(share, count) == ""
+
+
+def test_only_losses_are_better_if_lower():
+    names = ("loss", "val_loss", "lossless", "loss_scale", "f1/hair_loss", "accuracy")
+    assert [lower_is_better(name) for name in names] == [True, True, *[False] * 4]

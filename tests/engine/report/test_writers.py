@@ -371,3 +371,14 @@ def test_a_failing_wandb_is_one_line(place, wandb, tmp_path, capsys, monkeypatch
     reason = ": pip install -r requirements-wandb.txt; " if place == "import" else ": no key; "
     assert line.startswith("NOTE config.tracker=wandb: ") and reason in line
     assert (tmp_path / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "like"),
+    [
+        *[("top_1_accuracy", True), ("top_5_accuracy", True), ("accuracy", True), ("f1/a", True)],
+        *[("accuracy_loss", False), ("x/accuracy", False), ("f1/b", False), ("a", False)],
+    ],
+)
+def test_metrics_of_one_kind_end_in_the_same_word(name, like):
+    assert writers.is_like(name, ("top_1_accuracy", "f1/a")) == like

@@ -147,11 +147,6 @@ def test_a_bad_training_image_is_left_out_and_a_bad_validation_image_is_not(tmp_
         own(tmp_path / "b", lambda _, val: val["images"][0].update(height=7))
 
 
-def test_file_names_of_other_machines(tmp_path):
-    out = own(tmp_path, letters)
-    assert len(rows(out, "train")) == 16 and len(rows(out, "val")) == 6
-
-
 def corners(train, _):
     widths = {row["id"]: row["width"] for row in train["images"]}
     for row in train["annotations"]:
@@ -159,42 +154,16 @@ def corners(train, _):
         row["bbox"] = [0.4 * width, y, 0.9 * width, y + h]
 
 
-def half_corners(train, _):
-    whole = json.loads(json.dumps(train))
-    corners(train, _)
-    train["annotations"][1::2] = whole["annotations"][1::2]
-
-
-def shares(train, _):
-    for row in train["annotations"]:
-        row["bbox"] = [value / 100 for value in row["bbox"]]
-
-
-def letters(train, val):
-    """File names of another machine, and with capitals in other places."""
-    train["images"][0]["file_name"] = "/home/ann/photos 1/0000.JPG"
-    train["images"][1]["file_name"] = "D:\\Deep\\0001.Jpg"
-    val["images"][2]["file_name"] = "0022.JPG"
-
-
 def swap(train, val):
     for data, other in ((train, annotations(*VAL)), (val, annotations(*TRAIN))):
         data.update(other)
-
-
-def set_(split, key, i, **fields):
-    return lambda train, val: {"train": train, "val": val}[split][key][i].update(fields)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (swap, "6 of the 6 images of .*my train.json are not in .*another set of images"),
-        (set_("train", "images", 2, file_name="no.jpg"), r"1 of the 16 .*\(no.jpg\): get the miss"),
-        (set_("val", "images", 2, file_name="0020.jpg"), "images 0 and 2 are both 0020.jpg"),
         (corners, r"boxes look like corners .*: 100% of them reach"),
-        (half_corners, r"boxes look like corners .*add --trust_boxes if they are right"),
-        (shares, "boxes look like shares of the image"),
         (lambda train, _: train["annotations"].clear(), "has no boxes at all"),
         (lambda _, val: val["annotations"].clear(), "my val.json has no boxes at all"),
         (lambda _, val: val["categories"].append({"id": 1, "name": "x"}), "for one 1 'x' only in"),

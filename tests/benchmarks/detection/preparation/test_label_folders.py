@@ -4,6 +4,7 @@ import io
 import json
 import sys
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -235,6 +236,10 @@ def test_each_form_becomes_cocos(tmp_path, case):
     for content in splits.values():
         assert [row["name"] for row in content["categories"]] in (["cat", "dog"], ["cat"])
         assert all((r["width"], r["height"]) == (WIDTH, HEIGHT) for r in content["images"])
+        for row in content["annotations"]:
+            triangles = [np.reshape(p, (3, 2)) for p in row.get("segmentation", [])]
+            areas = [abs(np.linalg.det(t[1:] - t[0])) / 2 for t in triangles]
+            assert row["area"] == pytest.approx(sum(areas) or np.prod(row["bbox"][2:]))
 
 
 MANY = CAT_LINE * 24

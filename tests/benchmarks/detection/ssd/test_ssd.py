@@ -4,17 +4,22 @@ import dataclasses
 import importlib
 import io
 import json
+import re
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import yaml
+from mlperf_logging import compliance_checker
 from PIL import Image
 
 import benchmarks
 from benchmarks.detection.scoring import NAMES
+from benchmarks.detection.ssd import mlperf
 from common.errors import UserError
+from configs import ssd
 from tests.conftest import opened
 
 
@@ -144,3 +149,15 @@ def test_annotations_of_other_images(tiny_scenes, tmp_path):
     benchmark = make(tiny_scenes, eval_annotations=str(other))
     with pytest.raises(UserError, match=rf"val-.*\({other}\) differ in 2 images, .* id 1,"):
         benchmark.open("eval")
+
+
+def test_tensors_have_the_names_that_the_checker_wants():
+    path = f"{compliance_checker.__path__[0]}/training_1.1.0/closed_ssd.yaml"
+    with open(path) as file:
+        text = next(rule["END"]["CHECK"] for rule in yaml.safe_load(file) if "END" in rule)
+    wanted = sorted(re.findall(r'"(ssd0_\w+)"', text))
+    params, _ = jax.eval_shape(benchmarks.load(ssd.get_config().lock(), "").init, jax.random.key(0))
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
+    assert len(wanted) == 119
+    assert sorted(map(mlperf.tensor, names)) == wanted

@@ -6,15 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from PIL import Image
 
-from benchmarks import exhibits
 from benchmarks.resnet.use import heat
 from common.images.input_spec import NAMED
 from configs import resnet50
 from engine.checkpoint import model_source
 from tests.benchmarks.resnet.networks import make_network
-from tests.benchmarks.resnet.test_resnet import bare, drawn
 from tests.commands.predict.test_libraries import drawn as drawn_torch
 from tests.test_models import make_images, random_variables
 
@@ -89,32 +86,6 @@ def test_shares_are_stretched_over_the_pixels():
         rows = np.array([[1, 0], [0.75, 0.25], [0.25, 0.75], [0, 1]])
         np.testing.assert_allclose(found[i], rows @ values @ rows.T, atol=1e-6)
     assert not found[2:].any()
-
-
-@pytest.mark.parametrize("flips", [False, True])
-def test_with_eval_flip_a_mirrored_picture_has_the_mirrored_map(flips):
-    benchmark = bare(eval_flip=flips, num_label_classes=5, resnet_depth=18, image_size=64)
-    weights = drawn(benchmark)
-    images = np.random.default_rng(0).integers(0, 256, (3, 64, 64, 3), np.uint8)
-    maps = jax.jit(benchmark.uses.heat_maps)
-    classes = np.array([0, 3, 4])
-    found, other = (np.asarray(maps(*weights, x, classes)) for x in (images, images[:, :, ::-1]))
-    assert found.shape == (3, 64, 64) and (found.min(), found.max()) == (0, 1)
-    assert np.allclose(found, other[:, :, ::-1], atol=1e-3) == flips
-
-
-def test_the_map_lies_where_the_model_looks():
-    photo = Image.new("RGB", (200, 100), "white")
-    heat_map = np.full((32, 32), 0.3, np.float32)
-    heat_map[:, 16:] = 0.7
-    shown = np.asarray(exhibits.heated(photo, heat_map, NAMED["torchvision_v1"]), int)
-    assert shown.shape == (100, 200, 3)
-    frame = (shown == 255).all(2)
-    rows, columns = np.flatnonzero(frame.sum(1) > 80), np.flatnonzero(frame.sum(0) > 80)
-    assert (rows.tolist(), columns.tolist()) == ([6, 93], [56, 143])  # 224 of 256 of the height
-    hot, cold = shown[50, 130], shown[50, 70]
-    assert hot.sum() > cold.sum() + 60 and hot[0] > hot[2] + 60  # orange, violet
-    assert np.ptp(shown[:, :56], axis=2).max() == 0 and shown[:, :56].max() < 128
 
 
 @pytest.mark.parity

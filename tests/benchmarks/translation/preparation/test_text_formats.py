@@ -8,7 +8,7 @@ import zipfile
 
 import pytest
 
-from benchmarks.translation.preparation import languages, pairs, recognise, text
+from benchmarks.translation.preparation import pairs, recognise, text
 from benchmarks.translation.preparation.text_formats import Corpus, Question
 from common import cli, translator_files
 from common.preparation.folders import Folder
@@ -306,38 +306,6 @@ def test_a_fault_takes_one_line(tmp_path, capsys, name, content, words):
     code, line = leaves("text", [f"--train={path}", f"--out={tmp_path}/out"], capsys)
     assert code in (1, 2) and words in line, line
     assert not (tmp_path / "out/manifest.json").exists()
-
-
-def test_groups_of_names():
-    names = ["x.de-en.de", "x.de-en.en.gz", "x.cs-en.cs", "y.eng", "y.deu", "z.fr", "a/no.txt"]
-    assert languages.groups(names) == [
-        {"de": "x.de-en.de", "en": "x.de-en.en.gz"},
-        {"en": "y.eng", "de": "y.deu"},
-    ]
-    names = ["zh-TW/how_to.txt", "zh-CN/how_to.txt", "x.pt-br", "x.pt-pt", "x.hau"]
-    assert languages.groups(names) == [
-        {"pt-br": "x.pt-br", "pt-pt": "x.pt-pt", "ha": "x.hau"},
-        {"zh-tw": "zh-TW/how_to.txt", "zh-cn": "zh-CN/how_to.txt"},
-    ]
-    roles = languages.groups(["src-train.txt", "tgt-train.txt"])
-    assert roles == [{"source": "src-train.txt", "target": "tgt-train.txt"}]
-
-
-@pytest.mark.parametrize(
-    ("names", "chosen"),
-    [
-        (["English words/sentences", "French words/sentences"], [0, 1]),
-        (["text_de", "text_en"], [1, 0]),
-        (["zho_Hans", "es-419", "no", "id"], [0, 1]),
-        (["target text", "source text"], [1, 0]),
-        (["What is it?", "Was ist es?"], []),
-        (["It.", "Es."], []),
-        (["user_id", "item_id"], []),
-        (["en", "de", "fr"], []),
-    ],
-)
-def test_the_names_of_two_languages(names, chosen):
-    assert [names.index(name) for name in languages.choose(names)] == chosen
 
 
 HEADER = 'msgid ""\nmsgstr ""\n"Language: fr\\n"\n\n'
