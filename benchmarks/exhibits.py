@@ -2,12 +2,14 @@
 
 import csv
 import io
+import itertools
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from common import palette
 from common.images import pixels
 from common.images.input_spec import InputSpec, seen_part
 
@@ -51,6 +53,42 @@ def heated(image: Any, heat: np.ndarray, spec: InputSpec) -> Any:
     shown.paste(Image.blend(part, levels.convert("RGB"), 0.5), (left, top))
     ImageDraw.Draw(shown).rectangle((left, top, right - 1, bottom - 1), outline="white")
     return shown
+
+
+class Panel(NamedTuple):
+    """A part of a picture of curves: {(split, quantity): {epoch or step: value}}."""
+
+    name: str
+    lines: Mapping[tuple[str, str], Mapping[float, float]]
+    is_percent: bool = False
+
+
+def curves(panels: Sequence[Panel], title: str, unit: str) -> bytes:
+    """A PNG of panels beside each other; `unit` is that of their axis, which has whole numbers."""
+    from matplotlib import figure, ticker
+
+    drawn, file = figure.Figure(figsize=(4 * len(panels), 3.6), layout="constrained"), io.BytesIO()
+    drawn.suptitle(title)
+    grid = drawn.subplots(1, len(panels), sharex=True, squeeze=False)[0]
+    looks = {"train": {"color": palette.TRAIN}, "eval": {"color": palette.EVAL, "marker": "o"}}
+    for axes, panel in zip(grid, panels, strict=True):
+        for split, look in looks.items():
+            keys = sorted(key for of, key in panel.lines if of == split)
+            for key, style in zip(keys, itertools.cycle(("-", "--", ":", "-."))):
+                x, y = zip(*sorted(panel.lines[split, key].items()), strict=True)
+                label = f"{split} {key.replace('_', ' ')}"
+                axes.plot(x, y, ls=style, markersize=4, label=label, **look)
+        axes.set(xlabel=unit, title=panel.name)
+        axes.grid(alpha=0.3)
+        if panel.is_percent:
+            axes.yaxis.set_major_formatter(ticker.PercentFormatter(1, symbol=" %"))
+        if panel.lines:
+            axes.legend(fontsize=8)
+    grid[0].set_xlim(left=0)
+    grid[0].xaxis.set_major_locator(ticker.MaxNLocator("auto", steps=(1, 2, 5, 10), integer=True))
+    grid[0].xaxis.set_major_formatter(ticker.EngFormatter(sep=""))  # 1M for 1,000,000
+    drawn.savefig(file, format="png", dpi=110)
+    return file.getvalue()
 
 
 def beside(left: Any, right: Any) -> Any:
