@@ -5,7 +5,7 @@ import io
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -55,35 +55,26 @@ def heated(image: Any, heat: np.ndarray, spec: InputSpec) -> Any:
     return shown
 
 
-class Panel(NamedTuple):
-    """A part of a picture of curves: {(split, quantity): {epoch or step: value}}."""
-
-    name: str
-    lines: Mapping[tuple[str, str], Mapping[float, float]]
-    is_percent: bool = False
-
-
-def curves(panels: Sequence[Panel], title: str, unit: str) -> bytes:
-    """A PNG of panels beside each other; `unit` is that of their axis, which has whole numbers."""
+def curves(panels: Sequence[tuple[str, Mapping, bool]], title: str, unit: str) -> bytes:
+    """A PNG of panels (name, {(split, quantity): {x: y}}, in per cent?), whole `unit`s on x."""
     from matplotlib import figure, ticker
 
     drawn, file = figure.Figure(figsize=(4 * len(panels), 3.6), layout="constrained"), io.BytesIO()
     drawn.suptitle(title)
     grid = drawn.subplots(1, len(panels), sharex=True, squeeze=False)[0]
-    looks = {"train": {"color": palette.TRAIN}, "eval": {"color": palette.EVAL, "marker": "o"}}
-    for axes, panel in zip(grid, panels, strict=True):
-        for split, look in looks.items():
-            keys = sorted(key for of, key in panel.lines if of == split)
-            for key, style in zip(keys, itertools.cycle(("-", "--", ":", "-."))):
-                x, y = zip(*sorted(panel.lines[split, key].items()), strict=True)
-                label = f"{split} {key.replace('_', ' ')}"
-                axes.plot(x, y, ls=style, markersize=4, label=label, **look)
-        axes.set(xlabel=unit, title=panel.name)
+    for axes, (name, lines, is_percent) in zip(grid, panels, strict=True):
+        keys = sorted({key for _, key in lines}, key=lambda key: (len(key), key))
+        for key, look in zip(keys, itertools.cycle(("o-", "s--", "^:", "D-.", "v-", "P--"))):
+            for split, hue in (("train", palette.TRAIN), ("eval", palette.EVAL)):
+                if curve := sorted(lines.get((split, key), {}).items()):
+                    x, y = zip(*curve, strict=True)
+                    axes.plot(x, y, look[split == "train" :], c=hue, ms=4, label=f"{split} {key}")
+        axes.set(xlabel=unit, title=name)
         axes.grid(alpha=0.3)
-        if panel.is_percent:
+        if is_percent:
             axes.yaxis.set_major_formatter(ticker.PercentFormatter(1, symbol=" %"))
-        if panel.lines:
-            axes.legend(fontsize=8)
+        if lines:
+            axes.legend(fontsize=8, framealpha=0.6)
     grid[0].set_xlim(left=0)
     grid[0].xaxis.set_major_locator(ticker.MaxNLocator("auto", steps=(1, 2, 5, 10), integer=True))
     grid[0].xaxis.set_major_formatter(ticker.EngFormatter(sep=""))  # 1M for 1,000,000

@@ -183,7 +183,9 @@ def _kinds(rows: Sequence[Sequence[str]]) -> list[str]:
     kinds = []
     for column in zip(*rows, strict=True):
         texts = [text for text in column if text]
-        numbers = [text.removesuffix(_PERCENT).replace(",", "").replace(".", "") for text in texts]
+        numbers = [
+            text.removesuffix(_PERCENT).replace(",", "").replace(".", "", 1) for text in texts
+        ]
         if texts and all(text.isdigit() or text == "–" for text in numbers):
             is_share = any(text.endswith(_PERCENT) for text in texts)
             kinds.append("share" if is_share else "number")

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from benchmarks.exhibits import Panel, curves
+from benchmarks.exhibits import curves
 from common.errors import OutputError, one_line
 from engine.cluster import watchdog
 from engine.report.history import History, lower_is_better, share_interval, writing
@@ -231,9 +231,10 @@ def draw_curves(
         lines: dict[tuple[str, str], dict[float, float]] = {}
         for row in rows:
             for key in filter(lambda key: is_like(key, kind), row):
-                lines.setdefault((row["split"], key), {})[row.get(unit, 0)] = row[key]
+                curve = lines.setdefault((row["split"], key.replace("_", " ")), {})
+                curve[row.get(unit, 0)] = row[key]
         is_percent = any(is_like(metric, percent) for metric in kind)
-        shown += [Panel(name.replace("_", " "), lines, is_percent)] * bool(kind)
+        shown += [(name.replace("_", " "), lines, is_percent)] * bool(kind)
     return curves(shown, title, unit)
 
 
