@@ -24,15 +24,15 @@ def csv_file(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
 
 
 def thumbnail(encoded: bytes, side: int) -> Any:
-    """A PIL image of at most `side` pixels a side; smaller images keep their size.
+    """A PIL image of at most `side` pixels a side; a small one is enlarged by a whole number.
 
     `encoded` is a JPEG, PNG, BMP or GIF that evaluation has decoded before.
     """
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     image = Image.fromarray(pixels.decode(encoded).numpy())
     image.thumbnail((side, side))
-    return image
+    return ImageOps.scale(image, side // max(image.size), Image.Resampling.NEAREST)
 
 
 def heated(image: Any, heat: np.ndarray, spec: InputSpec) -> Any:
