@@ -2,12 +2,14 @@
 
 import csv
 import io
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from common import palette
 from common.images import pixels
 from common.images.input_spec import InputSpec, seen_part
 
@@ -22,15 +24,15 @@ def csv_file(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
 
 
 def thumbnail(encoded: bytes, side: int) -> Any:
-    """A PIL image of at most `side` pixels a side; smaller images keep their size.
+    """A PIL image of at most `side` pixels a side; a small one is enlarged by a whole number.
 
     `encoded` is a JPEG, PNG, BMP or GIF that evaluation has decoded before.
     """
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     image = Image.fromarray(pixels.decode(encoded).numpy())
     image.thumbnail((side, side))
-    return image
+    return ImageOps.scale(image, side // max(image.size), Image.Resampling.NEAREST)
 
 
 def heated(image: Any, heat: np.ndarray, spec: InputSpec) -> Any:
@@ -51,6 +53,33 @@ def heated(image: Any, heat: np.ndarray, spec: InputSpec) -> Any:
     shown.paste(Image.blend(part, levels.convert("RGB"), 0.5), (left, top))
     ImageDraw.Draw(shown).rectangle((left, top, right - 1, bottom - 1), outline="white")
     return shown
+
+
+def curves(panels: Sequence[tuple[str, Mapping, bool]], title: str, unit: str) -> bytes:
+    """A PNG of panels (name, {(split, quantity): {x: y}}, in per cent?), whole `unit`s on x."""
+    from matplotlib import figure, ticker
+
+    drawn, file = figure.Figure(figsize=(4 * len(panels), 3.6), layout="constrained"), io.BytesIO()
+    drawn.suptitle(title)
+    grid = drawn.subplots(1, len(panels), sharex=True, squeeze=False)[0]
+    for axes, (name, lines, is_percent) in zip(grid, panels, strict=True):
+        keys = sorted({key for _, key in lines}, key=lambda key: (len(key), key))
+        for key, look in zip(keys, itertools.cycle(("o-", "s--", "^:", "D-.", "v-", "P--"))):
+            for split, hue in (("train", palette.TRAIN), ("eval", palette.EVAL)):
+                if curve := sorted(lines.get((split, key), {}).items()):
+                    x, y = zip(*curve, strict=True)
+                    axes.plot(x, y, look[split == "train" :], c=hue, ms=4, label=f"{split} {key}")
+        axes.set(xlabel=unit, title=name)
+        axes.grid(alpha=0.3)
+        if is_percent:
+            axes.yaxis.set_major_formatter(ticker.PercentFormatter(1, symbol=" %"))
+        if lines:
+            axes.legend(fontsize=8, framealpha=0.6)
+    grid[0].set_xlim(left=0)
+    grid[0].xaxis.set_major_locator(ticker.MaxNLocator("auto", steps=(1, 2, 5, 10), integer=True))
+    grid[0].xaxis.set_major_formatter(ticker.EngFormatter(sep=""))  # 1M for 1,000,000
+    drawn.savefig(file, format="png", dpi=110)
+    return file.getvalue()
 
 
 def beside(left: Any, right: Any) -> Any:

@@ -54,7 +54,6 @@ ALLOWED = {  # by file: the calls
     "engine/forecast/user_program.py": "os.*",
     "engine/forecast/worker.py": "tempfile.*",
     "commands/prove.py": "open os.* shutil.rmtree tempfile.*",
-    "commands/report/page.py": "pathlib.Path tempfile.*",
     "common/foreign/__init__.py": "pathlib.Path",
     "scripts/demo.py": "tempfile.*",
     "scripts/bench/calibrate.py": "pathlib.Path",

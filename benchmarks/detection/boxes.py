@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from common.layers import device_kind
+from common.layers.convolutions import device_kind
 
 # The box coder's weights of the deltas y, x, log height and log width (Fast R-CNN: unit variance).
 CODER_WEIGHTS = (10.0, 10.0, 5.0, 5.0)

@@ -20,6 +20,7 @@ from benchmarks.detection.coco import Annotations
 from benchmarks.detection.scoring import Quality
 from benchmarks.exhibits import CLASSES, csv_file, percent, thumbnail
 from benchmarks.uses import Exhibit, Picture
+from common import palette
 from common.data import shards
 from common.errors import one_line
 
@@ -27,8 +28,9 @@ MIN_SCORE = 0.5
 _PICTURES = 9  # the worst images, and the first ones
 _SIDE = 480  # pixels of a picture
 _NAMED = 5  # mistakes below a picture
-_COLUMNS = 3  # pairs of images beside each other
-_INCHES = 2.4  # the width of an image
+_COLUMNS, _INCHES = 3, 4.8  # pairs of images beside each other; the width of an image
+_BARE = {"frame_on": False, "xticks": (), "yticks": ()}
+_TEXT = {"fontsize": 9, "va": "bottom", "clip_on": True, "parse_math": False}  # $ is a letter
 _log = logging.getLogger("tpu_suite")
 
 
@@ -147,34 +149,28 @@ class Artist:
         size_of = dict(zip(truth.image_ids.tolist(), truth.sizes, strict=True))
         example_of = {image_id: i for i, image_id in enumerate(self.source.image_ids)}
         examples = [example_of[image_id] for image_id in image_ids]
-        photos = []
-        for image_id, record in zip(
-            image_ids, shards.read_some(self.source.shards, examples), strict=True
-        ):
+        photos, found = [], shards.read_some(self.source.shards, examples)
+        for image_id, record in zip(image_ids, found, strict=True):
             pixels = thumbnail(records.read_image(record).encoded, _SIDE)
             photos.append(Photo(image_id, np.asarray(pixels), size_of[image_id]))
         return photos
 
-    def draw(self, photos: Sequence[Photo]) -> bytes:
-        """A PNG with a pair of images for each photo."""
+    def draw(self, photos: Sequence[Photo], form: str = "jpeg", dpi: int = 100) -> bytes:
+        """A JPEG or "png" with a pair of images for each photo."""
         from matplotlib.figure import Figure  # takes a second to import
 
         columns = min(_COLUMNS, len(photos))
         rows = -(-len(photos) // columns)
-        size = 2 * columns * _INCHES, rows * (_INCHES + 0.3)
-        figure = Figure(figsize=size, layout="constrained")
-        axes = figure.subplots(rows, 2 * columns, squeeze=False)
-        for axis in axes.flat:
-            axis.set_axis_off()
+        highest = _INCHES * max(photo.size[0] / photo.size[1] for photo in photos)
+        size = 2 * columns * _INCHES, rows * (highest + 0.4)
+        figure, file = Figure(figsize=size, layout="constrained"), io.BytesIO()
+        axes = figure.subplots(rows, 2 * columns, squeeze=False, subplot_kw=_BARE)
         for photo, left, right in zip(photos, axes.flat[::2], axes.flat[1::2], strict=False):
             is_here = self.detections["image_id"] == photo.image_id
             detections = {key: values[is_here] for key, values in self.detections.items()}
             self._draw_objects(left, photo, detections)
             self._draw_objects(right, photo, self._true(photo))
-            left.set_title(f"image {photo.image_id}: found", fontsize=8)
-            right.set_title(f"image {photo.image_id}: true", fontsize=8)
-        file = io.BytesIO()
-        figure.savefig(file, format="png", dpi=100)
+        figure.savefig(file, format=form, dpi=dpi)
         return file.getvalue()
 
     def _true(self, photo: Photo) -> dict[str, Any]:
@@ -189,34 +185,24 @@ class Artist:
 
     def _draw_objects(self, axis: Any, photo: Photo, objects: Mapping[str, Any]) -> None:
         """Draws a photo with outlines and boxes, in one colour for each category."""
-        from matplotlib import colormaps
         from matplotlib.patches import Rectangle
 
         height, width = map(int, photo.size)
+        axis.set_title(f"image {photo.image_id}: {'found' if 'score' in objects else 'true'}")
         axis.imshow(photo.pixels, extent=(0, width, height, 0))
-        palette, names = colormaps["tab10"], dict(self.annotations.categories)
+        names = dict(self.annotations.categories)
         categories = [int(category) for category in objects["category_id"]]
         overlay = np.zeros((height, width, 4), np.uint8)  # one, as there may be 1,000 objects
         for outline, category in zip(objects.get("segmentation", ()), categories, strict=False):
             mask = coco.outline_mask(outline, height, width).astype(bool)
-            overlay[mask] = palette(category % 10, alpha=0.55, bytes=True)
+            overlay[mask] = [*bytes.fromhex(palette.CLASSES[category % 6][1:]), 140]
         axis.imshow(overlay, extent=(0, width, height, 0))
         for i, (category, (x, y, w, h)) in enumerate(zip(categories, objects["bbox"], strict=True)):
-            colour, text = palette(category % 10), names[category]
-            if "score" in objects:
-                text += f" {objects['score'][i]:.2f}"
+            colour, text = palette.CLASSES[category % 6], names[category]
+            text += f" {objects['score'][i]:.0%}" if "score" in objects else ""
             axis.add_patch(Rectangle((x, y), w, h, fill=False, color=colour, linewidth=1.5))
-            axis.text(
-                x,
-                y,
-                text,
-                fontsize=6,
-                color="white",
-                verticalalignment="bottom",
-                clip_on=True,
-                parse_math=False,  # a name may have dollar signs
-                bbox={"facecolor": colour, "edgecolor": "none", "pad": 0.8},
-            )
+            ink = "white" if colour in palette.DARK else "black"
+            axis.text(x, y, text, color=ink, bbox={"fc": colour, "ec": "none", "pad": 0.8}, **_TEXT)
 
 
 def _worst(artist: Artist, mistakes: Sequence[Mistake]) -> Exhibit:
@@ -256,5 +242,5 @@ def _first(artist: Artist) -> Exhibit:
         f"beside it the true boxes. Detections with a score below {MIN_SCORE} are not drawn; "
         "detections.json has all of them.",
         pictures=[Picture(artist.draw([photo]), (), wide=True) for photo in photos],
-        files={"detections.png": artist.draw(photos)},
+        files={"detections.png": artist.draw(photos, "png", 60)},
     )

@@ -15,7 +15,8 @@ import numpy as np
 
 from common.errors import ConfigError
 from common.hashing import hash32
-from common.layers import device_kind, gram_resnet
+from common.layers import gram_resnet
+from common.layers.convolutions import device_kind
 from common.layers.max_pool import max_pool
 from models import BasicBlock, Block, ModuleDef, ResNet
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.translation import reductions
-from common.layers import device_kind
+from common.layers.convolutions import device_kind
 
 MASKED_LOGIT = -1e9  # of columns that are no words and of masked keys; finite: no row is nan
 _CACHED = 1 << 21  # logits of a slice on CPUs: 8 MB in float32 stay in the caches

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from common.layers import device_kind
+from common.layers.convolutions import device_kind
 
 
 def sum_last_axis(x: jax.Array, dtype: Any) -> jax.Array:

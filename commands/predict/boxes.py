@@ -4,7 +4,6 @@ Objects become rows, and drawings: the photo with boxes, names, scores and the p
 """
 
 import argparse
-import colorsys
 import dataclasses
 import io
 import os
@@ -13,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageColor
 
 from benchmarks.uses import LEAST_TILE, Boxes
 from commands.predict import outputs, sources
@@ -24,6 +23,7 @@ from commands.predict.sources import Picture
 from common import cli
 from common.errors import count
 from common.images.photos import Jpeg
+from common.palette import CLASSES
 from engine.checkpoint import model_source
 
 FORMATS = (*outputs.FORMATS, "coco")
@@ -246,20 +246,14 @@ def draw_objects(encoded: bytes, objects: Sequence[Object]) -> Image.Image:
     for each in reversed(objects):
         if each.inside:
             inside = each.inside()
-            colour = np.array(_colour(each.category_id), np.float32)
+            colour = np.array(ImageColor.getrgb(CLASSES[each.category_id % 6]), np.float32)
             pixels[inside] = (pixels[inside] * (1 - _OPACITY) + colour * _OPACITY).astype(np.uint8)
     image, times = enlarged(Image.fromarray(pixels))
     # Names of small objects are small, or they would hide others.
     pen = Pen(image, times * float(np.median([each.box[2] - each.box[0] for each in objects] or 0)))
     for each in reversed(objects):
         y0, x0, y1, x1 = (times * edge for edge in each.box)
-        colour = _colour(each.category_id)
+        colour = CLASSES[each.category_id % 6]
         pen.draw.rectangle((x0, y0, x1, y1), outline=colour, width=pen.line)
         pen.tag(x0, y0, f"{each.label} {each.score:.0%}", colour)
     return image
-
-
-def _colour(number: int) -> tuple[int, int, int]:
-    """A dark colour; neighbours of `number` have other hues."""
-    red, green, blue = colorsys.hsv_to_rgb(number * 0.618034 % 1, 0.85, 0.75)
-    return round(255 * red), round(255 * green), round(255 * blue)

@@ -9,6 +9,7 @@ from typing import Any
 from PIL import Image, ImageDraw, ImageFont
 
 from commands.predict import outputs
+from common import palette
 from common.text import path_text, shown
 from engine.locations import check_folder
 
@@ -68,19 +69,18 @@ class Pen:
         self.line = max(2, min(side // 400, high // 16))
         self._font = _font(max(11, min(side // 50, high // 2)))
 
-    def tag(self, x: float, y: float, text: str, colour: Any) -> None:
+    def tag(self, x: float, y: float, text: str, colour: str) -> None:
         """Writes a text on a ground of this colour: above the point, if there is space."""
         text, line = shown(text), self.line
         _, top, right, bottom = self.draw.textbbox((x + line, y), text, self._font)
         lift = min(bottom - top + 2 * line, max(y, 0))
         self.draw.rectangle((x, top - lift, right + line, bottom - lift + line), fill=colour)
-        self.draw.text((x + line, y - lift), text, "white", self._font)
+        ink = "white" if colour in palette.DARK else "black"
+        self.draw.text((x + line, y - lift), text, ink, self._font)
 
 
 @functools.cache
 def _font(size: int) -> Any:
-    """DejaVu Sans, which comes with matplotlib: Latin, Greek, Cyrillic and Arabic letters."""
     import matplotlib
 
-    folder = os.path.join(matplotlib.get_data_path(), "fonts", "ttf")
-    return ImageFont.truetype(os.path.join(folder, "DejaVuSans.ttf"), size)
+    return ImageFont.truetype(matplotlib.get_data_path() + "/fonts/ttf/DejaVuSans.ttf", size)

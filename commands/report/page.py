@@ -6,7 +6,6 @@ import math
 import pathlib
 import shlex
 import statistics
-import tempfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ import jinja2
 
 from benchmarks.uses import Exhibit, Picture
 from commands.report.record import Examined, Record
+from common import palette
 from common.keys import flat
 from engine.report import history
 from engine.report.starts import cost_rows
@@ -38,6 +38,7 @@ def render(record: Record, examined: Examined) -> str:
     config = flat(record.manifest["config"])
     return environment.get_template("report.html").render(
         record=record,
+        palette=palette,
         verdict=_verdict(record, examined),
         notes=_notes(record, examined),
         curves=base64.b64encode(_curves(record)).decode(),
@@ -182,7 +183,9 @@ def _kinds(rows: Sequence[Sequence[str]]) -> list[str]:
     kinds = []
     for column in zip(*rows, strict=True):
         texts = [text for text in column if text]
-        numbers = [text.removesuffix(_PERCENT).replace(",", "").replace(".", "") for text in texts]
+        numbers = [
+            text.removesuffix(_PERCENT).replace(",", "").replace(".", "", 1) for text in texts
+        ]
         if texts and all(text.isdigit() or text == "–" for text in numbers):
             is_share = any(text.endswith(_PERCENT) for text in texts)
             kinds.append("share" if is_share else "number")
@@ -224,9 +227,6 @@ def _curves(record: Record) -> bytes:
     """A PNG of the losses, the scores and the learning rate over the epochs; b"" without any."""
     if not record.history.rows:
         return b""
-    with tempfile.TemporaryDirectory() as folder:
-        path = f"{folder}/curves.png"
-        shown = () if record.benchmark.no_evaluation else record.targets
-        targets = [target.metric for target in shown]
-        draw_curves(record.history.rows, path, "", targets)
-        return pathlib.Path(path).read_bytes()
+    shown = () if record.benchmark.no_evaluation else record.targets
+    targets = [target.metric for target in shown]
+    return draw_curves(record.history.rows, "", targets, record.percent)

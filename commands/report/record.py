@@ -60,6 +60,11 @@ class Record:
         return targets_of(self.settings, self.benchmark)
 
     @property
+    def percent(self) -> list[str]:
+        """The targets' metrics that are written in per cent."""
+        return [target.metric for target in self.targets if target.percent]
+
+    @property
     def name(self) -> str:
         """The last part of the workdir."""
         return self.settings.workdir.rstrip("/").rpartition("/")[2]
@@ -90,8 +95,7 @@ class Record:
         """A value in words, in per cent if its metric is written so."""
         if not math.isfinite(value):
             return "not defined"  # as mAP without an object to find
-        percent = [target.metric for target in self.targets if target.percent]
-        return f"{100 * value:.2f}\u00a0%" if is_like(name, percent) else f"{value:.4f}"
+        return f"{100 * value:.2f}\u00a0%" if is_like(name, self.percent) else f"{value:.4f}"
 
     @property
     def end(self) -> str:

@@ -7,13 +7,13 @@ from typing import IO
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter
 
 from commands.scaling.law import AHEAD, Interval, Law, Point, Unclear
+from common import palette
 
-_LAW, _MARKS, _LINES = "#1f5fa8", "#b03a00", "#555555"
+_LAW, _MARKS, _LINES = palette.BLUE, palette.ORANGE, palette.GREY
 _TEXTS = 0.27  # of the height, at the bottom, for the texts of the marks
 _LETTERS = 108  # in a line below the title
 
@@ -35,7 +35,6 @@ def draw(
     cent. A `target` above 0 is a line. If the law is Unclear, the reason stands below the title.
     """
     figure = Figure(figsize=(9, 5.6), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
     figure.suptitle(textwrap.fill(title, 80), fontsize=14, fontweight="bold")
     axes = figure.subplots()
     points = [point for point in points if math.isfinite(point.score)]

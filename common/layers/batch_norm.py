@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax.linen import dtypes
 
-from common.layers import device_kind
+from common.layers.convolutions import device_kind
 
 
 class BatchNorm(nn.BatchNorm):

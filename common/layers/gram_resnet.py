@@ -24,9 +24,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from common.layers import device_kind
 from common.layers.batch_norm import update_statistics
-from common.layers.convolutions import Pairs
+from common.layers.convolutions import Pairs, device_kind
 from common.layers.gram_norm import Recomputed, conv_norm, conv_norm_sum, recompute
 
 ONES, ZEROS = nn.initializers.ones, nn.initializers.zeros

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from html import escape
 
+from common import palette
 from engine.forecast.forecasts import Forecast, Group
 
-_COLOURS = {"products": "#3b6ea5", "other work": "#d08c2f", "collectives": "#8a4f7d"}
+_COLOURS = {"products": palette.BLUE, "other work": palette.YELLOW, "collectives": palette.PURPLE}
 _LABEL, _BAR, _ROW, _WIDTH = 330, 380, 20, 860  # pixels
 
 
@@ -25,7 +26,7 @@ def draw(forecasts: Sequence[Forecast], count: int = 10) -> str:
         groups = one.dearest(count)
         rest = max(0.0, one.seconds - sum(group.seconds for group in groups))
         rows = [(_label(group), group.seconds, _COLOURS[group.kind]) for group in groups]
-        rows.append(("all others", rest, "#999999"))
+        rows.append(("all others", rest, palette.GREY))
         longest = max(seconds for _, seconds, _ in rows) or 1.0
         for label, seconds, colour in rows:
             y += _ROW
@@ -39,7 +40,8 @@ def draw(forecasts: Sequence[Forecast], count: int = 10) -> str:
             parts.append(f'<text x="{_LABEL + 14 + width:.0f}" y="{y}">{share}</text>')
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{y + 20}" '
-        'font-family="sans-serif" font-size="12">\n<rect width="100%" height="100%" fill="white"/>'
+        f'font-family="{palette.FONTS}" font-size="12">\n'
+        '<rect width="100%" height="100%" fill="white"/>'
     )
     return "\n".join([head, *parts, "</svg>\n"])
 

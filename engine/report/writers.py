@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib
-import io
 import logging
 import math
 import os
@@ -17,6 +16,7 @@ from typing import Any
 import jax
 from etils import epath
 
+from benchmarks.exhibits import curves
 from common.errors import OutputError, one_line
 from engine.cluster import watchdog
 from engine.report.history import History, lower_is_better, share_interval, writing
@@ -169,9 +169,13 @@ class Reporter:
         """Draws the learning curves if they lack an evaluation."""
         if not (self._main and self._has_news):
             return
-        path, self._has_news = f"{self._folder}/learning_curves.png", False
+        path, self._has_news = epath.Path(self._folder) / "learning_curves.png", False
         with writing(path):
-            draw_curves(self.history.rows, path, self._title, self._metrics)
+            part = epath.Path(f"{path}.part")  # the old picture stays until this one is complete
+            part.write_bytes(
+                draw_curves(self.history.rows, self._title, self._metrics, self._percent)
+            )
+            part.replace(path)
         self._drawn = time.monotonic()
 
     def _end_events(self) -> None:
@@ -212,39 +216,26 @@ class Reporter:
 
 
 def draw_curves(
-    rows: list[dict[str, Any]], path: str, title: str, metrics: Sequence[str] = ()
-) -> None:
-    """Draws the losses, the targets' `metrics` with scores of their kind, and the learning rate.
+    rows: list[dict[str, Any]], title: str, metrics: Sequence[str], percent: Collection[str]
+) -> bytes:
+    """A PNG of the losses, the targets' `metrics` with scores of their kind, the learning rate.
 
-    `rows` are the rows of metrics.jsonl, `path` is a PNG file, local or gs://; the old picture
-    stays until the new one is complete.
+    `rows` are those of metrics.jsonl; scores like `percent` are shown in per cent. The axis has
+    whole epochs, or steps if no epoch is complete.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     metrics = [metric for metric in metrics if not lower_is_better(metric)]
     panels = {"loss": ("loss",), ", ".join(metrics): metrics, "learning rate": ("learning_rate",)}
-    panels = {name.replace("_", " "): kind for name, kind in panels.items() if kind}
-    figure = Figure(figsize=(4 * len(panels), 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title)
-    for axes, (name, kind) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
-        for split, marker in (("train", ""), ("eval", "o")):
-            of_split = [row for row in rows if row["split"] == split]
-            for key in sorted({k for row in of_split for k in row if is_like(k, kind)}):
-                points = {row.get("epoch", 0): row[key] for row in of_split if key in row}
-                x, y = zip(*sorted(points.items()), strict=True)
-                label = f"{split} {key.replace('_', ' ')}"
-                axes.plot(x, y, marker=marker, markersize=3, label=label)
-        axes.set(xlabel="epoch", title=name)
-        axes.grid(alpha=0.3)
-        if axes.lines:
-            axes.legend(fontsize=7)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=110)
-    part = epath.Path(path + ".part")
-    part.write_bytes(picture.getvalue())
-    part.replace(epath.Path(path))
+    unit = "step" if max((row.get("epoch", 0) for row in rows), default=1) < 1 else "epoch"
+    shown = []
+    for name, kind in panels.items():
+        lines: dict[tuple[str, str], dict[float, float]] = {}
+        for row in rows:
+            for key in filter(lambda key: is_like(key, kind), row):
+                curve = lines.setdefault((row["split"], key.replace("_", " ")), {})
+                curve[row.get(unit, 0)] = row[key]
+        is_percent = any(is_like(metric, percent) for metric in kind)
+        shown += [(name.replace("_", " "), lines, is_percent)] * bool(kind)
+    return curves(shown, title, unit)
 
 
 def is_like(name: str, metrics: Collection[str]) -> bool:

@@ -23,8 +23,8 @@ from jax import lax
 from benchmarks.detection import selection
 from benchmarks.detection.boxes import clip, decode_boxes, nms
 from common.errors import ConfigError
-from common.layers import device_kind, space_to_depth
-from common.layers.convolutions import conv_general_dilated
+from common.layers import space_to_depth
+from common.layers.convolutions import conv_general_dilated, device_kind
 from models import ResNet
 
 Maps = dict[int, jax.Array]  # level -> [b, h, w, c], a cell for 2**level pixels

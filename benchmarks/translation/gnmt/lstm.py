@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.translation import reductions
-from common.layers import device_kind
+from common.layers.convolutions import device_kind
 
 
 def lstm(

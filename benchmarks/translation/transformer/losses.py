@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from benchmarks.translation import losses as sliced
 from benchmarks.translation import reductions
-from common.layers import device_kind
+from common.layers.convolutions import device_kind
 
 
 def logits(

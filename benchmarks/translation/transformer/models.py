@@ -24,7 +24,7 @@ from benchmarks.translation.reductions import dot
 from benchmarks.translation.transformer import losses
 from benchmarks.translation.transformer.attention import attend
 from common.hashing import dropout
-from common.layers import device_kind
+from common.layers.convolutions import device_kind
 
 _TILE = 128  # the table has a multiple of it as rows: that fills the TPU's matrix unit
 _ENCODER, _DECODER = 0, 1000  # the first number of the dropouts of a stack

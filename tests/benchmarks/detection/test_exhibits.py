@@ -157,7 +157,7 @@ def test_the_worst_images_come_first(benchmark, rows, exhibits):
     names = [truth.file_names[truth.image_ids.tolist().index(image_id)] for image_id in expected]
     assert [picture.caption[0].split(",")[0] for picture in worst.pictures] == names
     drawn = Image.open(io.BytesIO(worst.pictures[0].data))
-    assert drawn.format == "PNG" and worst.pictures[0].wide
+    assert drawn.format == "JPEG" and worst.pictures[0].wide
 
 
 # (objects, detections, (category, score, cost) of each mistake, found, missed, false of cat and

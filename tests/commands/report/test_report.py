@@ -242,6 +242,7 @@ def test_heat_maps_are_beside_the_worst_mistakes_and_the_best_hits(source):
     assert captions == [source.class_names[label] for label in predictions.labels[right]]
     for picture, data in zip((*mistakes.pictures, *hits.pictures), encoded, strict=True):
         photo, both = (np.asarray(Image.open(io.BytesIO(x)), int) for x in (data, picture.data))
+        photo = photo.repeat(8, axis=0).repeat(8, axis=1)  # 24 pixels are enlarged to 192
         height, width, _ = photo.shape
         assert picture.wide and both.shape == (height, 2 * width + 4, 3)
         assert np.abs(both[:, :width] - photo).mean() < 20  # a JPEG of noise

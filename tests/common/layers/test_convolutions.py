@@ -13,8 +13,8 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from common.layers import convolutions, device_kind
-from common.layers.convolutions import Pairs
+from common.layers import convolutions
+from common.layers.convolutions import Pairs, device_kind
 from tests.common.layers.test_gram_norm import jitted
 from tests.common.layers.test_gram_resnet import compare
 

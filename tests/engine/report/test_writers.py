@@ -19,6 +19,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
+from common import palette
 from common.errors import OutputError
 from engine.report import writers
 from engine.report.writers import Profiler, Reporter
@@ -220,22 +221,28 @@ def test_the_steps_that_are_traced(steps, run, traced, monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def panels(monkeypatch, tmp_path):
-    """Draws rows; returns {panel: {label: points}} of what is in the picture."""
-    figures = []
+def figures(monkeypatch):
+    """Draws rows; the figures that were saved."""
+    figures, save = [], Figure.savefig
 
     def keep(self, *args, **kwargs):
         figures.append(self)
         save(self, *args, **kwargs)
 
+    monkeypatch.setattr(Figure, "savefig", keep)
+    return figures
+
+
+@pytest.fixture
+def panels(figures):
+    """Draws rows; returns {panel: {label: points}} of what is in the picture."""
+
     def draw(rows, metrics=("top_1_accuracy",), width=1320):
-        path = tmp_path / "curves.png"
-        writers.draw_curves(rows, str(path), "a title", metrics)
-        assert os.listdir(tmp_path) == ["curves.png"]
-        with Image.open(path) as picture:
+        data = writers.draw_curves(rows, "a title", metrics, ())
+        with Image.open(io.BytesIO(data)) as picture:
             assert (picture.format, picture.size) == ("PNG", (width, 396))
             assert len(np.unique(np.asarray(picture.convert("L")))) > 10
-        figure = figures.pop()
+        figure = figures[-1]
         assert figure.get_suptitle() == "a title"
         return {
             axes.get_title(): {
@@ -245,8 +252,6 @@ def panels(monkeypatch, tmp_path):
             for axes in figure.axes
         }
 
-    save = Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", keep)
     return draw
 
 
@@ -290,6 +295,49 @@ def test_curves_of_nothing_and_of_what_is_not_finite(panels):
     strange = [math.nan, math.inf, 1.0, -math.inf]
     actual = panels([row(i, "train", epoch=float(i), loss=x) for i, x in enumerate(strange)])
     np.testing.assert_array_equal(actual["loss"]["train loss"], list(enumerate(strange)))
+
+
+@pytest.mark.parametrize(
+    ("epochs", "steps", "unit", "ticks"),
+    [
+        (1, 7, "epoch", ["0", "1"]),
+        (2, 9, "epoch", ["0", "1", "2"]),
+        (5, 50, "epoch", ["0", "1", "2", "3", "4", "5"]),
+        (12.5, 50, "epoch", ["0", "2", "4", "6", "8", "10", "12"]),
+        (25, 50, "epoch", ["0", "5", "10", "15", "20", "25"]),
+        (100, 500, "epoch", ["0", "20", "40", "60", "80", "100"]),
+        (0.4, 10**6, "step", ["0", "200k", "400k", "600k", "800k", "1M"]),
+        (0.001, 1, "step", ["0", "1"]),
+    ],
+)
+def test_the_axis_has_whole_epochs_or_steps(figures, epochs, steps, unit, ticks):
+    """A panel whose only point is the last evaluation, too."""
+    rows = [
+        row(int(part * steps), "train", epoch=part * epochs, loss=1.0) for part in (0.5, 0.75, 1)
+    ]
+    rows.append(row(steps, epoch=epochs, top_1_accuracy=0.5))
+    writers.draw_curves(rows, "", ["top_1_accuracy"], ())
+    for axes in figures[-1].axes:
+        low, high = axes.get_xlim()
+        labels = zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)
+        assert [label.get_text() for x, label in labels if low <= x <= high] == ticks
+        assert axes.get_xlabel() == unit
+
+
+def test_the_colour_is_the_split_and_the_style_the_quantity(figures):
+    scores = {"loss": 1.0, "top_1_accuracy": 0.5, "top_5_accuracy": 0.75}
+    rows = [row(s, split, epoch=s, **scores) for s in (1, 2) for split in ("train", "eval")]
+    writers.draw_curves(rows, "", ["top_1_accuracy"], ["top_1_accuracy"])
+    colours, styles = {}, {}
+    for line in [line for axes in figures[-1].axes for line in axes.lines]:
+        split, _, quantity = line.get_label().partition(" ")
+        colours.setdefault(split, set()).add(line.get_color())
+        styles.setdefault(quantity, set()).add(line.get_linestyle())
+    assert colours == {"train": {palette.TRAIN}, "eval": {palette.EVAL}}
+    assert styles["top 1 accuracy"] == {"-"} and styles["top 5 accuracy"] == {"--"}
+    loss, scores, _ = figures[-1].axes
+    texts = [[label.get_text() for label in axes.get_yticklabels()] for axes in (loss, scores)]
+    assert "50.0 %" in texts[1] and not any("%" in text for text in texts[0])
 
 
 # wandb.
