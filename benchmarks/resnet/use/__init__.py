@@ -115,7 +115,8 @@ class ClassifierUses(Classes):
         return found.reshape(-1, *found.shape[2:])[: len(images)]
 
     def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
-        heat = self._heat if self._weights else None
+        # The last stage sees 32 pixels or fewer as one cell: no map of places.
+        heat = self._heat if self._weights and self.input_spec.size > 32 else None
         photos = exhibits.Photos(self._benchmark.source("eval"), self.input_spec, heat)
         return self._benchmark.labels.exhibits(rows, photos)
 

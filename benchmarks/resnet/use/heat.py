@@ -43,8 +43,10 @@ def shares(evidence: jax.Array, size: int) -> jax.Array:
     """Evidence f32[b, h, w] for a class in pixels, f32[b, size, size] from 0 to 1.
 
     What speaks against the class is 0, as all is where nothing speaks for it, or a value is NaN.
+    A single cell, which says nothing about places, is 0 or 1.
     """
     heat = jax.image.resize(jax.nn.relu(evidence), (len(evidence), size, size), "bilinear")
-    heat -= jnp.min(heat, axis=(1, 2), keepdims=True)
+    if evidence[0].size > 1:
+        heat -= jnp.min(heat, axis=(1, 2), keepdims=True)
     most = jnp.max(heat, axis=(1, 2), keepdims=True)
     return jnp.where(most > 0, heat / most, 0)

@@ -86,6 +86,8 @@ def test_shares_are_stretched_over_the_pixels():
         rows = np.array([[1, 0], [0.75, 0.25], [0.25, 0.75], [0, 1]])
         np.testing.assert_allclose(found[i], rows @ values @ rows.T, atol=1e-6)
     assert not found[2:].any()
+    single = heat.shares(jnp.asarray([[[3.0]], [[-3.0]]]), 2)  # no place is less than another
+    np.testing.assert_array_equal(single, [np.ones((2, 2)), np.zeros((2, 2))])
 
 
 @pytest.mark.parity
