@@ -30,7 +30,7 @@ _SIDE = 480  # pixels of a picture
 _NAMED = 5  # mistakes below a picture
 _COLUMNS, _INCHES = 3, 4.8  # pairs of images beside each other; the width of an image
 _BARE = {"frame_on": False, "xticks": (), "yticks": ()}
-_TEXT = {"fontsize": 9, "va": "bottom", "clip_on": True, "parse_math": False}  # $ is a letter
+_TEXT = {"va": "bottom", "clip_on": True, "parse_math": False}  # $ is a letter
 _log = logging.getLogger("tpu_suite")
 
 
@@ -197,12 +197,15 @@ class Artist:
             mask = coco.outline_mask(outline, height, width).astype(bool)
             overlay[mask] = [*bytes.fromhex(palette.CLASSES[category % 6][1:]), 140]
         axis.imshow(overlay, extent=(0, width, height, 0))
+        # Names of small objects are small, or they would hide others.
+        room = 72 * _INCHES / width * float(np.median([w for *_, w, _ in objects["bbox"]] or 0))
+        style = {**_TEXT, "fontsize": min(max(room / 8, 4), 9)}
         for i, (category, (x, y, w, h)) in enumerate(zip(categories, objects["bbox"], strict=True)):
             colour, text = palette.CLASSES[category % 6], names[category]
             text += f" {objects['score'][i]:.0%}" if "score" in objects else ""
             axis.add_patch(Rectangle((x, y), w, h, fill=False, color=colour, linewidth=1.5))
             ink = "white" if colour in palette.DARK else "black"
-            axis.text(x, y, text, color=ink, bbox={"fc": colour, "ec": "none", "pad": 0.8}, **_TEXT)
+            axis.text(x, y, text, color=ink, bbox={"fc": colour, "ec": "none", "pad": 0.8}, **style)
 
 
 def _worst(artist: Artist, mistakes: Sequence[Mistake]) -> Exhibit:
