@@ -29,8 +29,7 @@ if importlib.util.find_spec("jax") is None:
 from common import cli, entry
 from common.errors import INVALID, ConfigError, UserError, count
 from common.text import aligned
-from engine.forecast.figure import draw
-from engine.forecast.forecasts import Forecast, forecasts
+from engine.forecast.forecasts import Forecast, draw, forecasts
 
 NOTE = """\
 Estimates of libtpu's compiler and a model of the chip. They leave out the host: the input, copies

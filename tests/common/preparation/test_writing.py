@@ -4,12 +4,14 @@ import os
 import shutil
 import sys
 
+import numpy as np
 import pytest
 
 from benchmarks.resnet.preparation import digits
 from common.data import data_manifest, files, records
 from common.errors import DataError, UserError
 from common.preparation import writing
+from common.preparation.writing import repeated_images
 from common.tensorflow import tensorflow
 from scripts import prepare
 from tests.helpers.preparation import leaves
@@ -109,3 +111,26 @@ def test_ratings_do_not_join_another_set(tmp_path):
     with pytest.raises(UserError, match="already holds train-00000-of-00002 of another data set"):
         prepare.make("ratings", [f"--out={out}", "--users=100", "--items=200", "--ratings=3000"])
     shutil.rmtree(out)
+
+
+def repeated(rows):
+    digests, labels, splits = map(np.array, zip(*rows, strict=True))
+    return repeated_images(digests, labels, splits, lambda i: f"file {i}")
+
+
+def test_a_photo_under_two_labels_is_told_first():
+    rows = [
+        *[("a", 1, "train"), ("b", 1, "train"), ("a", 1, "train"), ("c", 2, "train")],
+        *[("c", 2, "validation"), ("d", 1, "train"), ("d", 2, "validation"), ("e", 1, "train")],
+    ]
+    two, both, several = repeated(rows)
+    assert "two labels" in two and "file 5 = file 6" in two
+    assert "both splits" in both and "file 3 = file 4" in both
+    assert "in one split" in several and "file 0 = file 2" in several
+    assert repeated(rows[3:4]) == []
+
+
+def test_few_of_many_are_named():
+    (line,) = repeated([(i % 9, 1, 0) for i in range(90)])
+    assert line.startswith("9 images are") and line.endswith("; and 6 more")
+    assert line.count(" = ") == 9
