@@ -29,8 +29,7 @@ from benchmarks.resnet import architecture, losses, records
 from benchmarks.resnet.input import regularisation
 from benchmarks.resnet.input.regularisation import Mixed
 from benchmarks.resnet.labels import Labels, OneLabel, SeveralLabels
-from benchmarks.resnet.settings import Data, Settings
-from benchmarks.resnet.sizes import Sizes
+from benchmarks.resnet.settings import Data, Settings, Sizes
 from benchmarks.resnet.use import ClassifierUses
 from benchmarks.uses import Uses
 from common import foreign

@@ -20,7 +20,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from engine.forecast import collectives, hlo, topology
+from engine.forecast import collectives, hlo
 from engine.forecast.hlo import Computation, Computations, Instruction
 from engine.forecast.topology import Topology
 
@@ -136,7 +136,7 @@ def _cost(
     fast = flops(instruction, inside, computations, doubled) if products and doubled else 0
     moved = bytes_moved(instruction, inside, computations)
     bf16_flops = products - fast / 2
-    seconds = topology.operation_seconds(topology.chip, bf16_flops, moved, cycles or 0)
+    seconds = topology.chip.operation_seconds(bf16_flops, moved, cycles or 0)
     if instruction.opcode.endswith("-start"):  # a copy beside other work
         seconds = 0.0
     return Operation(

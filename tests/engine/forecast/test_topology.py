@@ -94,12 +94,12 @@ def test_what_libtpu_is_told():
         assert parsed.options == {"chip_config_name": "megacore"}
 
 
-V4, V3 = topology.CHIPS["v4"], topology.CHIPS["v3"]
+V4, V3 = CHIPS["v4"], CHIPS["v3"]
 
 
 def test_the_longest_limit_counts():
     """275 TFLOP/s, 1.2 TB/s and 1.05 GHz; of v3 half of a chip's rates are a core's."""
-    product = topology.Chip.operation_seconds
+    product = Chip.operation_seconds
     assert product(V4, 275e12, 1.2e9, 0) == 1.0  # its FLOPs
     assert product(V4, 275e9, 1.2e12, 0) == 1.0  # its bytes
     assert product(V4, 275e9, 1.2e9, 1.05e9) == pytest.approx(0.66)  # its cycles
@@ -110,5 +110,5 @@ def test_the_longest_limit_counts():
 
 
 def test_every_chip_has_a_time():
-    for chip in topology.CHIPS.values():
+    for chip in CHIPS.values():
         assert chip.operation_seconds(1e12, 1e9, 1e6) > 0
