@@ -3,8 +3,8 @@
 Every example counts exactly once, whatever the batch size and the number of hosts and devices. The
 devices predict; process 0 scores the rows of all predictions and tells the other processes.
 
-`examining` opens a checkpoint to evaluate it; --mode=eval is `evaluate`. In a training run an `Evaluator` evaluates, and
-`engine.stopping` decides which steps.
+`examining` opens a checkpoint to evaluate it; --mode=eval is `evaluate`. In a training run an
+`Evaluator` evaluates, and `engine.stopping` decides which steps.
 """
 
 import contextlib

@@ -5,7 +5,7 @@ Pallas kernels, random bits, sorts, gathers and scatters.
 
 import pytest
 
-from engine.forecast import kernels, operations, topology
+from engine.forecast import kernels, operations
 from engine.forecast.operations import Operation
 from tests.engine.forecast.test_estimates import V5E
 

@@ -3,8 +3,7 @@
 import pytest
 
 from common.errors import ConfigError
-from engine.forecast import topology
-from engine.forecast.topology import CHIPS, machines, parse_slices
+from engine.forecast.topology import CHIPS, Chip, machines, parse_slices
 
 
 @pytest.mark.parametrize(
