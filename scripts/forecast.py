@@ -89,7 +89,7 @@ def text(one: Forecast) -> str:
     shown = ", ".join(f"{name} {_size(size)}" for name, size in parts.items())
     lines += [
         f"  fits: {_size(program.memory)} of {_size(available)} on each device, "
-        f"{program.memory / available:.0%} ({shown})",
+        f"{program.memory / available:.0%} ({shown})"
     ]
     if one.arguments:
         lines.append(f"    largest arguments: {_sizes(one.arguments)}")

@@ -173,9 +173,7 @@ def loop(monkeypatch):
         )
         run = known(settings=known(train_batch_size=1), benchmark=benchmark, mesh=None)
         plan = known(
-            total_steps=7,
-            logs=lambda step: step in (3, 6, 7),
-            saves=lambda step: step in (4, 7),
+            total_steps=7, logs=lambda step: step in (3, 6, 7), saves=lambda step: step in (4, 7)
         )
 
         def one_step(state, totals, batch):
@@ -239,10 +237,7 @@ def test_an_evaluation_that_waits_for_its_score_is_done_again(loop):
     _, run, events = loop(due=(1,), stops=(1,))
     with pytest.raises(Stopped):
         run(at(0))
-    assert events[-2:] == [
-        ("wait",),
-        ("say", "saved step 1; the same command continues from here"),
-    ]
+    assert events[-2:] == [("wait",), ("say", "saved step 1; the same command continues from here")]
 
 
 def test_later_steps_do_not_count_after_the_target(loop):

@@ -14,16 +14,7 @@ import numpy as np
 
 import input_pipeline
 import models
-from benchmarks.base import (
-    BATCH_NORM_AXIS,
-    Group,
-    HostBatch,
-    Identity,
-    Spec,
-    Stage,
-    Target,
-    Terms,
-)
+from benchmarks.base import BATCH_NORM_AXIS, Group, HostBatch, Identity, Spec, Stage, Target, Terms
 from benchmarks.records import RecordBenchmark, RecordFiles, labels_and_groups
 from benchmarks.resnet import architecture, losses, records
 from benchmarks.resnet.input import regularisation

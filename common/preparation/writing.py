@@ -290,10 +290,7 @@ _KINDS_OF_REPEATS = (
 
 
 def repeated_images(
-    digests: np.ndarray,
-    labels: np.ndarray,
-    splits: np.ndarray,
-    name: Callable[[int], str],
+    digests: np.ndarray, labels: np.ndarray, splits: np.ndarray, name: Callable[[int], str]
 ) -> list[str]:
     """A line for each kind of images that occur several times, the worst kind first.
 

@@ -124,10 +124,7 @@ def read(
 
 
 def _cost(
-    instruction: Instruction,
-    inside: Computation,
-    computations: Computations,
-    topology: Topology,
+    instruction: Instruction, inside: Computation, computations: Computations, topology: Topology
 ) -> Operation:
     number = _CYCLES.search(instruction.line)
     cycles = int(number[1]) if number else None

@@ -65,10 +65,7 @@ def test_a_span_that_does_not_divide_is_refused_with_a_fix(span, count, groups, 
 
 @pytest.mark.parametrize("span", ["0/8", "8/0", "3/8", "8/4", "x/8", "-1/8", "1/8/8", "64/"])
 def test_a_part_of_the_images_must_divide_them(span):
-    refusals = (
-        lambda: sharding.group_size(span, 8),
-        lambda: sharding.check_image_span(span, 8, 1),
-    )
+    refusals = (lambda: sharding.group_size(span, 8), lambda: sharding.check_image_span(span, 8, 1))
     for refuse in refusals:
         with pytest.raises(DeviceError, match=rf"^config.bn_span={span}: write a number of "):
             refuse()
@@ -122,12 +119,7 @@ def test_two_cores_with_the_same_coordinates_are_one_chip():
 
 @pytest.mark.parametrize(
     ("platforms", "chips", "backend", "is_refused"),
-    [
-        ("", 4, "cpu", True),
-        ("cpu", 4, "cpu", False),
-        ("", 0, "cpu", False),
-        ("", 4, "tpu", False),
-    ],
+    [("", 4, "cpu", True), ("cpu", 4, "cpu", False), ("", 0, "cpu", False), ("", 4, "tpu", False)],
 )
 def test_the_cpu_of_a_machine_with_tpus_is_refused(
     platforms, chips, backend, is_refused, monkeypatch

@@ -79,8 +79,7 @@ def test_made_ratings_have_movielens_form(made_up, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [["--ratings=100"], ["--ratings=99999999"], ["--users=0"], ["--items=x"]],
+    "arguments", [["--ratings=100"], ["--ratings=99999999"], ["--users=0"], ["--items=x"]]
 )
 def test_arguments_that_cannot_work(arguments, capsys):
     with pytest.raises(SystemExit) as caught:

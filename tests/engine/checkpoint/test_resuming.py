@@ -176,11 +176,7 @@ def test_a_score_that_does_not_exist_is_refused(evaluates, workdir, tiny_records
         ("x1", "x2", ["names: 'x1' in ", "'x2' in "]),
         ({"digest": "0123456789abcdef" * 4}, {"digest": "f" * 64}, ["'0123456789ab...'", "'ffff"]),
         (["a", "b", "c"], ["a", "c"], ["entry 1 of names (2 differ; 3 then, 2 now): 'b' ", "'c' "]),
-        (
-            [[3]],
-            [[3], [4, "b"]],
-            ["entry 1 of names (1 differ; 1 then, 2 now): nothing ", "'b'"],
-        ),
+        ([[3]], [[3], [4, "b"]], ["entry 1 of names (1 differ; 1 then, 2 now): nothing ", "'b'"]),
     ],
 )
 def test_what_differs_is_said_with_both_versions(then, now, words):

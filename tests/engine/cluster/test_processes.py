@@ -90,11 +90,7 @@ def test_how_an_exception_ends_all(error, waits, message, code, alone, joined, m
 
 @pytest.mark.parametrize(
     ("code", "line"),
-    [
-        (1, "ERROR: why"),
-        (RESTART, f"ERROR: why{AGAIN}; exit code 75"),
-        (143, "why; exit code 143"),
-    ],
+    [(1, "ERROR: why"), (RESTART, f"ERROR: why{AGAIN}; exit code 75"), (143, "why; exit code 143")],
 )
 def test_a_host_follows_another_one(code, line, joined, capsys):
     """The other one may have followed a third."""
