@@ -1,6 +1,6 @@
 """ResNet v1.5 with 10 to 200 layers: classifiers, and backbones for detectors.
 
-Other ResNets have other parts: `benchmarks.resnet.architecture` composes them from this one, and
+Other ResNets have other parts: `benchmarks.resnet.variants` composes them from this one, and
 `common.layers.gram_resnet` has a form with less memory traffic.
 
 Sources: He et al. 2015 (arXiv:1512.03385) for the residual network; Goyal et al. 2017

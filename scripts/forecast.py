@@ -29,7 +29,8 @@ if importlib.util.find_spec("jax") is None:
 from common import cli, entry
 from common.errors import INVALID, ConfigError, UserError, count
 from common.text import aligned
-from engine.forecast.forecasts import Forecast, draw, forecasts
+from engine.forecast.figure import draw
+from engine.forecast.forecasts import Forecast, forecasts
 
 NOTE = """\
 Estimates of libtpu's compiler and a model of the chip. They leave out the host: the input, copies
@@ -89,7 +90,7 @@ def text(one: Forecast) -> str:
     shown = ", ".join(f"{name} {_size(size)}" for name, size in parts.items())
     lines += [
         f"  fits: {_size(program.memory)} of {_size(available)} on each device, "
-        f"{program.memory / available:.0%} ({shown})"
+        f"{program.memory / available:.0%} ({shown})",
     ]
     if one.arguments:
         lines.append(f"    largest arguments: {_sizes(one.arguments)}")

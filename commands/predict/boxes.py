@@ -17,17 +17,9 @@ from PIL import Image
 
 from benchmarks.uses import LEAST_TILE, Boxes
 from commands.predict import outputs, sources
+from commands.predict.drawings import Drawings, Pen, enlarged
 from commands.predict.model import Batch, Leaves, Part, Request
-from commands.predict.outputs import (
-    Drawings,
-    Pen,
-    Row,
-    enlarged,
-    path_cell,
-    say,
-    shortest,
-    text_cell,
-)
+from commands.predict.outputs import Row, path_cell, say, shortest, text_cell
 from commands.predict.sources import Picture
 from common import cli
 from common.errors import count

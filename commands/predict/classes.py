@@ -15,8 +15,9 @@ from PIL import Image
 from benchmarks.exhibits import heated, sigmoid
 from benchmarks.uses import Classes
 from commands.predict import outputs, sources
+from commands.predict.drawings import Drawings, Pen, enlarged
 from commands.predict.model import Batch, Leaves, Request
-from commands.predict.outputs import Drawings, Pen, Row, enlarged, path_cell, say, text_cell
+from commands.predict.outputs import Row, path_cell, say, text_cell
 from commands.predict.sources import Picture
 from common.errors import ConfigError, one_line
 from common.images.input_spec import prepare_image

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import models
-from benchmarks.resnet import architecture
+from benchmarks.resnet import variants
 from benchmarks.resnet.architecture import MAX_POOLS
 from benchmarks.resnet.settings import Architecture
 from common.errors import ConfigError
@@ -64,9 +64,7 @@ class Classifier:
             models.EPSILON,
             is_version_1=keys.resnet_version == "1",
             is_bgr=spec.channels == "BGR",
-            blur=(architecture.BLUR_KERNEL, architecture.MIN_BLUR_CHANNELS)
-            if keys.blur_pool
-            else None,
+            blur=(variants.BLUR_KERNEL, variants.MIN_BLUR_CHANNELS) if keys.blur_pool else None,
         )
         is_strided = re.compile(r"stage(?!1_)\d+_block1").fullmatch
         x = layers.backbone((spec.mean, spec.std), MAX_POOLS[keys.max_pool], is_strided)
@@ -222,7 +220,7 @@ def _is_squeezed(block: Mapping[str, Any], share: float) -> bool:
     if "se_reduce" not in block:
         return True
     channels = len(block["se_expand"]["bias"])
-    return len(block["se_reduce"]["bias"]) == architecture.squeezed_units(channels, share)
+    return len(block["se_reduce"]["bias"]) == variants.squeezed_units(channels, share)
 
 
 def _shares(levels: Sequence[float]) -> list[float]:

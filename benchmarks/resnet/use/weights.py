@@ -1,7 +1,7 @@
 """Recognises the ResNet in a file of another library, and translates its arrays to this model's.
 
-`benchmarks.resnet.architecture` has the variants that are known. A model that computes another
-function or has other arrays is refused by name.
+`benchmarks.resnet.variants` has the variants that are known. A model that computes another function
+or has other arrays is refused by name.
 """
 
 import json

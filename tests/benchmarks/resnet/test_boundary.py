@@ -12,7 +12,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import models
-from benchmarks.resnet import architecture, boundary
+from benchmarks.resnet import boundary, variants
 from benchmarks.resnet.boundary import Arguments, Results
 from common.errors import ConfigError
 from tests.common.layers.test_gram_resnet import (
@@ -192,7 +192,7 @@ def with_kernels(monkeypatch, **kwargs):
 
     monkeypatch.setattr(boundary, "backward", interpreted)
     plain = both(50, **kwargs)[1]
-    return architecture.compose_pallas(plain, "SAME"), plain, calls
+    return variants.compose_pallas(plain, "SAME"), plain, calls
 
 
 @pytest.mark.long
@@ -232,13 +232,13 @@ def test_a_model_rounds_as_far_as_the_plain_one(dtype, in_float64, monkeypatch):
 
 def test_variables_are_the_same():
     plain = both(50, stage_sizes=(2, 1), dtype=jnp.bfloat16)[1]
-    assert_same_variables(architecture.compose_pallas(plain, "SAME"), plain)
+    assert_same_variables(variants.compose_pallas(plain, "SAME"), plain)
 
 
 def test_only_programs_for_tpus_have_kernels():
     """One at each end of a block in the first two stages; evaluation has none."""
     plain = both(50, stage_sizes=(2, 3, 2), strides=(1, 2, 2), dtype=jnp.bfloat16)[1]
-    model, images = architecture.compose_pallas(plain, "SAME"), jnp.zeros((64, 32, 32, 3))
+    model, images = variants.compose_pallas(plain, "SAME"), jnp.zeros((64, 32, 32, 3))
     variables, labels = variables_of(plain), jnp.zeros((64, 5))
     step = jax.jit(functools.partial(trained, model)).trace(variables, images, labels)
     texts = [step.lower(lowering_platforms=(one,)).as_text() for one in ("tpu", "cpu")]
@@ -256,7 +256,7 @@ def test_old_chips_are_refused(kind):
     device = AbstractDevice(kind, None, "tpu")
     mesh = AbstractMesh((1,), ("device",), (AxisType.Auto,), abstract_device=device)
     plain = both(50, stage_sizes=(1,), dtype=jnp.bfloat16)[1]
-    step = functools.partial(trained, architecture.compose_pallas(plain, "SAME"))
+    step = functools.partial(trained, variants.compose_pallas(plain, "SAME"))
     arguments = variables_of(plain), jnp.zeros((2, 32, 32, 3)), jnp.zeros((2, 5))
     mapped = jax.shard_map(step, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
     if kind == "TPU v2":

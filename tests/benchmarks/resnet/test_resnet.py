@@ -22,7 +22,7 @@ from common.images.input_spec import NAMED, prepare_image
 from configs import resnet50_v2
 from engine import schedules
 from engine.plan import read_settings
-from tests.benchmarks.resnet.test_architecture import seeded
+from tests.benchmarks.resnet.test_variants import seeded
 from tests.conftest import make_tiny_config
 from tests.test_input_pipeline import encode, noise, smooth, write
 

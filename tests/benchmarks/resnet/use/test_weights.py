@@ -23,7 +23,7 @@ from common.foreign import resnets as foreign
 from common.foreign.files import Foreign
 from common.images import input_spec
 from tests.benchmarks.resnet import networks
-from tests.benchmarks.resnet.test_architecture import image
+from tests.benchmarks.resnet.test_variants import image
 from tests.helpers import stable_weights
 
 STORED = json.loads(

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from benchmarks.resnet import architecture
+from benchmarks.resnet import variants
 from tests.benchmarks.resnet.networks import make_network
 from tests.common.test_hashing import plain
 from tests.helpers import stable_weights
@@ -189,7 +189,7 @@ def test_a_pre_activation_model_begins_with_gammas_of_one():
     ],
 )
 def test_widths_of_squeeze_and_excitation_are_timms(channels, ratio, units):
-    assert architecture.squeezed_units(channels, ratio) == units
+    assert variants.squeezed_units(channels, ratio) == units
 
 
 # Blurs.
@@ -220,21 +220,21 @@ def soften(x):
 @pytest.mark.parametrize("shape", [(2, 6, 5, 3), (1, 1, 4, 2), (1, 9, 8, 1)])
 def test_values_of_a_blur(shape, stride):
     x = make_images(*shape)
-    y = jax.jit(architecture.blur, static_argnums=1)(x, stride)
+    y = jax.jit(variants.blur, static_argnums=1)(x, stride)
     np.testing.assert_allclose(y, soften(x)[:, ::stride, ::stride], rtol=0, atol=1e-6)
 
 
 def test_the_gradient_of_a_blur_is_the_transposed_filter():
     x, g = jnp.asarray(make_images(2, 5, 6, 3)), make_images(2, 5, 6, 3, seed=1)
-    computed = jax.jit(lambda x, g: jax.vjp(architecture.blur, x)[1](g)[0])(x, g)
+    computed = jax.jit(lambda x, g: jax.vjp(variants.blur, x)[1](g)[0])(x, g)
     np.testing.assert_allclose(computed, soften(g), rtol=0, atol=1e-6)
 
 
 def test_a_blur_in_bfloat16_is_rounded_once():
     x = jnp.asarray(make_images(1, 8, 8, 2), jnp.bfloat16)
-    y = architecture.blur(x)
+    y = variants.blur(x)
     assert y.dtype == jnp.bfloat16
-    np.testing.assert_array_equal(y, architecture.blur(x.astype(jnp.float32)).astype(jnp.bfloat16))
+    np.testing.assert_array_equal(y, variants.blur(x.astype(jnp.float32)).astype(jnp.bfloat16))
 
 
 BLURRED = {
@@ -303,7 +303,7 @@ def test_a_blur_has_pytorchs_values_and_gradients():
     def ours(x):
         window = {"dimension_numbers": ("NHWC", "HWIO", "NHWC"), "precision": "highest"}
         y = jax.lax.conv_general_dilated(
-            architecture.blur(x), kernel, (2, 2), ((1, 1), (1, 1)), **window
+            variants.blur(x), kernel, (2, 2), ((1, 1), (1, 1)), **window
         )
         return jnp.sum(jnp.sin(y)), y
 
@@ -324,7 +324,7 @@ def test_dropped_rows_are_those_of_pythons_integers():
     seeds: Any = np.random.default_rng(0).integers(-(2**31), 2**31, 20_000, dtype=np.int32)
     previous = np.zeros(len(seeds))
     for block, rate in ((1, 0.05), (2, 0.3)):
-        factors = jax.jit(architecture.branch_factors, static_argnums=(0, 2))(rate, seeds, block)
+        factors = jax.jit(variants.branch_factors, static_argnums=(0, 2))(rate, seeds, block)
         assert factors is not None and factors.dtype == jnp.float32
         for seed, factor in zip(seeds[:200], np.asarray(factors[:200]), strict=True):
             assert factor == (0 if drops(seed, rate, block) else np.float32(1 / (1 - rate)))
@@ -337,7 +337,7 @@ def test_dropped_rows_are_those_of_pythons_integers():
 
 def test_a_branch_in_bfloat16_is_scaled_in_float32():
     y = jnp.asarray(make_images(2, 3, 3, 2), jnp.bfloat16)
-    scaled = architecture.scale_branch(y, jnp.array([1 / 0.95, 0.0]))
+    scaled = variants.scale_branch(y, jnp.array([1 / 0.95, 0.0]))
     assert scaled.dtype == jnp.bfloat16
     wanted = jnp.asarray(np.asarray(y, np.float32) * np.float32(1 / 0.95)).astype(jnp.bfloat16)
     np.testing.assert_array_equal(scaled[0], wanted[0])
@@ -355,7 +355,7 @@ SEEDS: Any = np.arange(6, dtype=np.int32) * 17
 @pytest.mark.parametrize("kind", DROPPED)
 def test_a_block_is_its_shortcut_for_the_rows_that_are_dropped(kind):
     plain_model = make_network(2, 1, **DROPPED[kind])
-    model = architecture.compose_stochastic_depth(plain_model, 0.6, SEEDS)
+    model = variants.compose_stochastic_depth(plain_model, 0.6, SEEDS)
     variables, images = random_variables(model), make_images(6, 24, 24, 3)
     logits, _, outputs = apply_and_capture(model, variables, images, True)
     x = np.asarray(outputs["stage1_block1"])
@@ -382,11 +382,11 @@ def test_rates_of_drop_path_grow_in_equal_steps(blocks, monkeypatch):
     """The first block is never dropped, the last one with the given rate."""
     drawn = []
     monkeypatch.setattr(
-        architecture, "branch_factors", lambda rate, seeds, number: drawn.append((number, rate))
+        variants, "branch_factors", lambda rate, seeds, number: drawn.append((number, rate))
     )
-    model = architecture.compose_stochastic_depth(make_network(*blocks), 0.15, SEEDS)
+    model = variants.compose_stochastic_depth(make_network(*blocks), 0.15, SEEDS)
     images = jax.ShapeDtypeStruct((6, 16, 16, 3), np.float32)
-    monkeypatch.setattr(architecture, "scale_branch", lambda y, factors: y)
+    monkeypatch.setattr(variants, "scale_branch", lambda y, factors: y)
     jax.eval_shape(lambda x: model.init(jax.random.key(0), x, True), images)
     rates = np.linspace(0, 0.15, sum(blocks)).tolist()
     assert drawn == [(i, pytest.approx(rate)) for i, rate in enumerate(rates) if rate]
