@@ -16,7 +16,7 @@ import train
 from common.errors import DataError
 from engine import evaluate, mlperf
 from engine.plan import make_plan, read_settings
-from scripts.mlperf import logs as mlperf_logs
+from scripts.mlperf import results as mlperf_logs
 from tests.helpers.mlperf_fixture import (
     QUICK,
     RULESETS,
