@@ -1,4 +1,4 @@
-"""--mode=doctor --full: records of each family, fit and unfit, the index that a run reads; weights of each kind."""
+"""--mode=doctor --full: records of each family, the index that a run reads; kinds of weights."""
 
 import importlib
 import json

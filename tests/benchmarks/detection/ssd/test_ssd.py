@@ -1,4 +1,4 @@
-"""SSD's glue: scores, files about the predictions, mistakes in a config, and runs of a small SSD."""
+"""SSD: scores, files about the predictions, mistakes in a config, and runs of a small one."""
 
 import dataclasses
 import importlib
