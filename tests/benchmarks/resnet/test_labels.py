@@ -39,9 +39,9 @@ LOGITS = _draw.normal(size=(60, 4)).round(1).astype(np.float32)  # with equal on
 LABELS = _draw.random((60, 4)) < [0.5, 0.1, 0.0, 0.9]
 
 
-def as_rows(parts=3):
+def as_rows():
     columns = {"logits": LOGITS, "label": LABELS, "id": np.arange(60)}
-    return [{name: x[i::parts] for name, x in columns.items()} for i in range(parts)]
+    return [{name: x[i::3] for name, x in columns.items()} for i in range(3)]
 
 
 def predicted():

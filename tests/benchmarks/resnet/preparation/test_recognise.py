@@ -410,9 +410,9 @@ SEVERAL = {
 }
 
 
-def lines_table(folder, lines, name="t.csv"):
+def lines_table(folder, lines):
     photos = pictures(f"i/{i}.jpg" for i in range(6))
-    return place(folder, photos | {name: "\n".join([*lines, ""])})
+    return place(folder, photos | {"t.csv": "\n".join([*lines, ""])})
 
 
 def prepared_labels(dataset, out):
