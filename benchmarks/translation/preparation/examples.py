@@ -318,7 +318,7 @@ def _start() -> None:
 
 def make_shard(
     vocabulary: bytes, length: int, max_tokens: int, seed: int, job: Job
-) -> tuple[dict[str, Any], list[list[Pair]]]:
+) -> tuple[dict[str, Any], list[list[Ids]]]:
     """Encodes, shuffles and packs the pairs of a shard into rows of `length` positions.
 
     Pairs with more than `max_tokens` on a side, EOS included, are left out. `vocabulary` is the

@@ -123,8 +123,8 @@ def _by_split(folder: Folder, form: str, rows: Sequence[Row]) -> tuple[list[Row]
     """The inputs to train on and to evaluate on; SourceError if all are for evaluation."""
 
     def by_words(path: str) -> str:  # a folder, or the first word of a file's name
-        *folders, base = path.split("/")
-        words = [*folders, re.split("[^A-Za-z]", base)[0]]
+        *above, base = path.split("/")
+        words = [*above, re.split("[^A-Za-z]", base)[0]]
         return next(filter(None, map(folders.whole_split, reversed(words))), "")
 
     paths = [row[0] for row in rows]
