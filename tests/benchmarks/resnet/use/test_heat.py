@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from benchmarks import exhibits
-from benchmarks.resnet import use
+from benchmarks.resnet.use import heat
 from common.images.input_spec import NAMED
 from configs import resnet50
 from engine.checkpoint import model_source
@@ -42,7 +42,7 @@ def test_the_evidence_of_all_cells_is_the_logit(keys):
 
     @jax.jit
     def both(variables, images):
-        found = use.class_evidence(model, variables, images, jnp.array(classes))
+        found = heat.evidence(model, variables, images, jnp.array(classes))
         return found, model.apply(variables, images, False)
 
     found, logits = map(np.asarray, both(variables, images))
@@ -71,7 +71,7 @@ def test_the_weights_of_channels_are_the_slopes_of_the_logit():
         moved[..., channel] += 1e-3
         slope = (logit(moved) - logit(last)) / 1e-3  # summed over the 4 cells
         expected += slope[:, None, None] / 4 * last[..., channel]
-    evidence = jax.jit(lambda *x: use.class_evidence(model, *x))
+    evidence = jax.jit(lambda *x: heat.evidence(model, *x))
     found = evidence(variables, images, jnp.array(classes))
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
@@ -81,7 +81,7 @@ def test_shares_are_stretched_over_the_pixels():
     evidence[3, 0, 0] = np.nan  # of a run that has diverged
     evidence[0] = [[-5, 8], [2, 4]]
     evidence[1] = [[4, 8], [5, 4]]  # what all cells have says nothing about the place
-    found = np.asarray(use.heat_map(jnp.asarray(evidence), 4))
+    found = np.asarray(heat.shares(jnp.asarray(evidence), 4))
     corners = [[0, 1], [0.25, 0.5]], [[0, 1], [0.25, 0]]
     for i, values in enumerate(corners):
         np.testing.assert_allclose(found[i, [0, 0, 3, 3], [0, 3, 0, 3]], np.ravel(values))
