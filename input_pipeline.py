@@ -1,7 +1,7 @@
 """Makes ResNet's batches of uint8 images from labelled records; each host makes its share.
 
 `benchmarks.resnet.preparation.examples` turns a photo into a record. `ImageClassifier` calls
-`train_batches` here, `common.data.decoding.Reader` decodes, `engine.feed.Feed` copies to the
+`train_batches` here, `common.data.decoding.Reader` decodes, `engine.sharding.Feed` copies to the
 devices.
 
 The host decodes, crops and resizes; the device flips, normalises and casts (`normalize`). Training

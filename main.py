@@ -77,9 +77,7 @@ flags.DEFINE_float(
     "With --mode=preflight: US dollars for an hour of one chip; Google's list price by default.",
 )
 flags.register_validator(
-    "chip_hour_price",
-    lambda price: price is None or 0 <= price <= 1e6,
-    "must be 0 to 1e6 dollars",
+    "chip_hour_price", lambda price: price is None or 0 <= price <= 1e6, "must be 0 to 1e6 dollars"
 )
 flags.DEFINE_integer(
     "seeds", 1, "With --mode=scaling: train the small parts so often, each with another seed."

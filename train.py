@@ -29,13 +29,13 @@ from engine.cluster import preemption, processes, watchdog
 from engine.cluster.guard import Guard
 from engine.corruption import DeviceCheck
 from engine.evaluate import Evaluator, Scores
-from engine.feed import Feed
 from engine.fit import Fit
 from engine.intervals import Intervals
 from engine.plan import Plan, Programs, Settings, make_plan
 from engine.report.starts import describe_start
 from engine.report.writers import Profiler, Reporter, synced_to_wandb
 from engine.run import Run
+from engine.sharding import Feed
 from engine.step import CompiledStep
 from engine.stopping import StoppingRule
 

@@ -26,10 +26,7 @@ class Part:
         return self.fraction < 1
 
     def choose(
-        self,
-        count: int,
-        strata: np.ndarray | None = None,
-        groups: np.ndarray | None = None,
+        self, count: int, strata: np.ndarray | None = None, groups: np.ndarray | None = None
     ) -> np.ndarray:
         """Which of `count` examples the part has, bool[count].
 

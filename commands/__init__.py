@@ -33,7 +33,7 @@ MODES = {
         arguments=lambda: (False,),
     ),
     "eval": Mode(
-        "commands.evaluating:evaluate",
+        "engine.evaluate:evaluate",
         "evaluate a checkpoint",
         ("checkpoint", "watch", "eval_timeout"),
         arguments=lambda checkpoint, watch, seconds: (checkpoint, seconds if watch else 0.0),

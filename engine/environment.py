@@ -70,7 +70,7 @@ def show_log(stream: TextIO, level: int = logging.INFO) -> logging.Handler:
     """Sends the log's records from `level` on to a stream of the terminal; returns what sends them.
 
     Orbax logs an error for every file and every task of a failed save, and TensorStore prints a
-    traceback for each. The failure itself arrives as an exception, and `engine.cluster.hostlog`
+    traceback for each. The failure itself arrives as an exception, and `engine.cluster.processes`
     writes these errors to a file of a local workdir.
     """
     from absl import logging as absl_logging  # not where only the variables are set

@@ -3,8 +3,8 @@
 Every example counts exactly once, whatever the batch size and the number of hosts and devices. The
 devices predict; process 0 scores the rows of all predictions and tells the other processes.
 
-`examining` opens a checkpoint to evaluate it. In a training run an `Evaluator` evaluates, and
-`engine.stopping` decides which steps.
+`examining` opens a checkpoint to evaluate it; --mode=eval is `evaluate`. In a training run an
+`Evaluator` evaluates, and `engine.stopping` decides which steps.
 """
 
 import contextlib
@@ -27,11 +27,11 @@ from engine.checkpoint.manifest import compare_data
 from engine.checks import check_best_by, check_evaluates
 from engine.cluster import preemption, processes, watchdog
 from engine.cluster.watchdog import Background
-from engine.feed import Feed
 from engine.fit import Fit
 from engine.plan import Plan, Settings, evaluated_weights, make_plan
 from engine.report.writers import Reporter
 from engine.run import Run
+from engine.sharding import Feed
 from engine.step import CompiledStep, TrainState, model_items
 
 Scores = dict[str, float]
@@ -267,3 +267,36 @@ class Evaluator:
         examples, seconds = self._plan.num_examples, time.monotonic() - pending.started
         report_scores(self._run, self._reporter, pending.step, examples, scores, seconds)
         return time.monotonic() - started
+
+
+def evaluate(settings: Settings, checkpoint: str, watch_seconds: float) -> Scores:
+    """Evaluates a checkpoint of the workdir; results go to its folder `eval`.
+
+    Where the run keeps an average of the weights (EMA), that is evaluated. `checkpoint` is
+    "latest", "best" (in the evaluations of the run) or a step. With `watch_seconds` it goes on with
+    new checkpoints as they appear, until the run's last step is evaluated or no checkpoint came for
+    so long. Returns the scores of the last checkpoint.
+    """
+    with examining(settings, checkpoint, watch_seconds) as examination:
+        run, plan = examination.run, examination.plan
+        title = f"{run.title}, evaluation"
+        reporter = Reporter(settings.workdir, subdir="eval", title=title, **run.shown_metrics)
+        with contextlib.closing(reporter):
+            started, scores, restored = time.monotonic(), {}, examination.restore()
+            while restored is not None:
+                step, state = restored
+                evaluation = begin_evaluation(run, examination.predict, state, step, True)
+                del restored, state  # else the next one would need as much memory again
+                scores, seconds = evaluation.scores(), time.monotonic() - started
+                report_scores(run, reporter, step, plan.num_examples, scores, seconds)
+                for exhibit in exhibits(run, evaluation):
+                    for name, data in exhibit.files.items():
+                        reporter.say(f"wrote {reporter.write(name, data)}")
+                if not watch_seconds or step >= plan.total_steps:
+                    for note in run.benchmark.score_notes(scores):
+                        reporter.say(f"NOTE {note}")
+                    return scores
+                restored = examination.restore(step, watch_seconds)
+                started = time.monotonic()
+            reporter.say(f"no new checkpoint for {watch_seconds:.0f} s: stopped watching")
+            return scores

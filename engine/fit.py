@@ -27,7 +27,7 @@ from engine.step import CompiledStep, TrainState
 
 T = TypeVar("T")
 _log = logging.getLogger("tpu_suite")
-_WAITING = 3  # batches on a device beside that of the step: `engine.feed`, and the step before it
+_WAITING = 3  # batches on a device beside that of the step: `sharding.Feed`, the step before it
 _SPARE = 0.05  # of a GPU's or TPU's memory: gaps between arrays, and what libraries take
 # On CPUs the next step takes its temporaries while one runs, and malloc leaves holes of their size:
 # runs took them 2.2 to 3 times. Threads and libraries that a process needs later take some more.

@@ -10,11 +10,10 @@ import jax
 
 from common import pools
 from common.progress import hms
-from engine.feed import Feed
 from engine.plan import Plan
 from engine.report.writers import Reporter, is_like
 from engine.run import Run
-from engine.sharding import num_chips
+from engine.sharding import Feed, num_chips
 
 _FIRST_LINE = 60  # seconds of training without a report, after which a line says how fast it is
 _SLOW_SHARE = 0.2  # of the time, waiting for input; less is not worth a warning

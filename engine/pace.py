@@ -11,9 +11,9 @@ from typing import Any
 import jax
 
 from engine import sharding
-from engine.feed import Feed
 from engine.fit import Fit
 from engine.plan import Plan, Programs, evaluated_weights
+from engine.sharding import Feed
 from engine.step import CompiledStep
 
 

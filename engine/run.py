@@ -13,7 +13,7 @@ from benchmarks.base import Benchmark, Target
 from common.errors import RESTART, ConfigError, DataError
 from common.progress import set_progress_listener
 from engine import compiler, devices, sharding
-from engine.cluster import guard, hostlog, preemption, processes, watchdog
+from engine.cluster import guard, preemption, processes, watchdog
 from engine.locations import check_folder
 from engine.plan import Programs, Settings, targets_of
 
@@ -24,7 +24,7 @@ class Run:
 
     settings: Settings
     programs: Programs
-    log: hostlog.HostLog
+    log: processes.HostLog
 
     @classmethod
     def open(cls, settings: Settings, trains: bool = True) -> Self:
@@ -35,7 +35,7 @@ class Run:
         check_folder(settings.workdir)
         cache_dir = str(epath.Path(settings.workdir) / "data_index")
         programs = Programs.make(settings, cache_dir, trains=trains)
-        return cls(settings, programs, hostlog.attach(settings.workdir, jax.process_index()))
+        return cls(settings, programs, processes.attach_log(settings.workdir, jax.process_index()))
 
     @property
     def benchmark(self) -> Benchmark:

@@ -5,11 +5,14 @@ programs name by the `axis_index_groups` of `jax.lax.pmean`. Its size, config.bn
 of devices, or '64/4096', as many devices as have 64 of the 4096 images of a forward pass.
 """
 
+import collections
 import functools
+import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -184,3 +187,52 @@ def _spread(mesh: Mesh, answers: tuple[bool, ...]) -> jax.Array:
     """This process's answers on each of its devices, bool[devices, answers]."""
     local = np.tile(np.asarray(answers), (jax.local_device_count(), 1))
     return jax.make_array_from_process_local_data(batch_sharding(mesh), local)
+
+
+class Feed:
+    """Prefetches global batches, of arrays [b, ...] sharded over all devices.
+
+    A host batch that is the same object as the last one (fake data) is not copied again.
+
+    The loop waited `waited` seconds for batches; `copied` of them went into copies to the devices.
+    A copy begins `ahead` batches before its step, so only a run that is bound by copies waits here.
+    All threads of this host `worked` so many seconds on the examples, from the leaf host_seconds of
+    the batches; nan if they have no such leaf.
+    """
+
+    def __init__(self, batches: Iterable[dict[str, np.ndarray]], mesh: Mesh, ahead: int = 2):
+        """Reads `batches`, this host's arrays [h, ...]; keeps `ahead` of them on the devices."""
+        self.waited = self.copied = self.worked = 0.0
+        self._batches = iter(batches)
+        self._sharding = batch_sharding(mesh)
+        self._ahead = ahead
+        self._ready: collections.deque[dict[str, jax.Array]] = collections.deque()
+        self._last: tuple[Any, Any] = (None, None)
+
+    def __iter__(self) -> Iterator[dict[str, jax.Array]]:
+        while True:
+            self._fill()
+            if not self._ready:
+                return
+            batch, start = self._ready.popleft(), time.monotonic()
+            jax.block_until_ready(batch)  # a copy to a TPU or GPU goes on after its call
+            seconds = time.monotonic() - start
+            self.waited += seconds
+            self.copied += seconds
+            yield batch
+
+    def _fill(self) -> None:
+        start = time.monotonic()
+        for batch in itertools.islice(self._batches, self._ahead + 1 - len(self._ready)):
+            if batch is not self._last[0]:
+                copy_start = time.monotonic()
+                copy = {
+                    name: jax.make_array_from_process_local_data(self._sharding, value)
+                    for name, value in batch.items()
+                    if name != "host_seconds"
+                }
+                self._last = (batch, copy)
+                self.copied += time.monotonic() - copy_start
+                self.worked += float(np.sum(batch.get("host_seconds", math.nan)))
+            self._ready.append(self._last[1])
+        self.waited += time.monotonic() - start

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import itertools
 import lzma
 import os
 import shutil
@@ -19,7 +18,7 @@ from common.preparation import sources
 from common.preparation.folders import Folder
 
 SUFFIXES = (".zip", ".tar", ".tgz", ".tar.gz", ".tbz2", ".tar.bz2", ".txz", ".tar.xz")
-_LONGEST_NAME, _LONGEST_PATH = 255, 3500  # bytes; Linux has 255 and, with the folder, 4095
+_LONGEST_NAME = 255  # bytes, of a file or folder in Linux
 _STAMP = ".unpacked"  # in the folder: the archive whose files it has
 _ERRORS = (
     zipfile.BadZipFile,
@@ -71,18 +70,15 @@ def _open_member(archive: Any, member: Any) -> Any:
 def _files(path: str, archive: Any) -> Iterator[tuple[str, Any, str]]:
     """Yields (name, member with the content, name of an equal file before it or "") of each file.
 
-    A hard link is how tar stores a second name of a file; one before its file comes last here.
-    Other links, devices, names that no disk takes, and what would lie outside of the folder are
-    left out, which a line says. Hidden files are none. SourceError if no file remains, or if a file
-    has the name of a folder.
+    A hard link is how tar stores a second name of a file. Other links, devices, names that no disk
+    takes, and what would lie outside of the folder are left out, which a line says. Hidden files
+    are none. SourceError if no file remains.
     """
     made: dict[str, Any] = {}
-    folders: set[str] = set()
-    late: dict[int, Any] = {}  # hard links that come before their file
     left_out = []
     is_tar = isinstance(archive, tarfile.TarFile)
-    for info in itertools.chain(archive if is_tar else archive.infolist(), late.values()):
-        member, equal, is_late = info, "", False
+    for info in archive if is_tar else archive.infolist():
+        member, equal = info, ""
         if isinstance(info, zipfile.ZipInfo):
             name = sources.zip_name(info).replace("\\", "/")  # of Windows
             is_folder = name.endswith("/")
@@ -92,28 +88,19 @@ def _files(path: str, archive: Any) -> Iterator[tuple[str, Any, str]]:
             name, is_folder = info.name, info.isdir()
             if info.islnk():
                 equal = _inside(info.linkname)
-                member, is_late = made.get(equal), info.offset in late
-                if member is None and not is_late:
-                    late[info.offset] = info
-                    continue
+                member = made.get(equal)
             elif not info.isreg():
                 member = None
         name = _inside(name)
         parts = name.split("/")
         if is_folder or (parts[0] != ".." and any(map(sources.is_hidden, parts))):
             continue
-        sizes = [len(os.fsencode(part)) for part in parts]
-        is_long = max(sizes) > _LONGEST_NAME or sum(sizes) + len(sizes) > _LONGEST_PATH
+        is_long = max(len(os.fsencode(part)) for part in parts) > _LONGEST_NAME
         if member is None or parts[0] == ".." or is_long:
             left_out.append(name)
             continue
-        if name in made and (name == equal or is_late):  # it has its content, or a later one
+        if name == equal:  # it has its content
             continue
-        above = {*itertools.accumulate(parts[:-1], "{}/{}".format)}
-        if name in folders or not above.isdisjoint(made):
-            problem = f"holds a file and a folder of one name, at {some([name])}"
-            raise sources.SourceError(f"{path} {problem}: unpack it yourself and give the folder")
-        folders |= above
         made[name] = member
         yield name, member, equal
     if is_tar:

@@ -4,8 +4,8 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from common.download import fetch
 from common.errors import DataError, one_line
+from common.foreign import download
 
 
 class PublicSet(NamedTuple):
@@ -89,7 +89,7 @@ def get(name: str) -> str:
     for file, digits in dataset.files.items():
         address = f"{dataset.address}/{file}"
         try:
-            fetch(address, os.path.join(folder, file.removesuffix(".gz")), digits)
+            download(address, os.path.join(folder, file.removesuffix(".gz")), digits)
         except ValueError as error:
             raise DataError(str(error)) from error
         except Exception as error:  # of the network, the disk, an archive

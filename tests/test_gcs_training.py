@@ -8,7 +8,7 @@ import time
 import pytest
 
 import train
-from commands import evaluating
+from engine import evaluate
 from engine.plan import read_settings
 from tests.conftest import make_tiny_config
 from tests.test_main import TINY, command, started
@@ -92,6 +92,6 @@ def test_kill_9_in_the_middle_of_a_request(upload, skip, resumed, gcs, calm_run,
         assert f"resuming at step {complete[-1]} " in caplog.text
     assert_same_results(gcs, calm_run, workdir)
     again = read_settings(make_tiny_config(data), workdir)
-    assert evaluating.evaluate(again, "latest", 0.0) == pytest.approx(calm_run[1], rel=1e-5)
-    assert evaluating.evaluate(again, "best", 0.0)
+    assert evaluate.evaluate(again, "latest", 0.0) == pytest.approx(calm_run[1], rel=1e-5)
+    assert evaluate.evaluate(again, "best", 0.0)
     assert "eval/metrics.jsonl" in gcs.names(workdir)

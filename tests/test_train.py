@@ -21,9 +21,8 @@ import pytest
 import benchmarks
 import train
 from benchmarks.resnet import ImageClassifier
-from commands import evaluating
 from common.errors import RESTART, CheckpointError, DataError, UserError
-from engine import sharding
+from engine import evaluate, sharding
 from engine.checkpoint import model_source
 from engine.checkpoint.saver import Diverged, Position, Saver
 from engine.cluster import guard, preemption, processes
@@ -174,9 +173,7 @@ def loop(monkeypatch):
         )
         run = known(settings=known(train_batch_size=1), benchmark=benchmark, mesh=None)
         plan = known(
-            total_steps=7,
-            logs=lambda step: step in (3, 6, 7),
-            saves=lambda step: step in (4, 7),
+            total_steps=7, logs=lambda step: step in (3, 6, 7), saves=lambda step: step in (4, 7)
         )
 
         def one_step(state, totals, batch):
@@ -240,10 +237,7 @@ def test_an_evaluation_that_waits_for_its_score_is_done_again(loop):
     _, run, events = loop(due=(1,), stops=(1,))
     with pytest.raises(Stopped):
         run(at(0))
-    assert events[-2:] == [
-        ("wait",),
-        ("say", "saved step 1; the same command continues from here"),
-    ]
+    assert events[-2:] == [("wait",), ("say", "saved step 1; the same command continues from here")]
 
 
 def test_later_steps_do_not_count_after_the_target(loop):
@@ -499,7 +493,7 @@ def test_without_evaluation_the_same_steps_are_trained(
     train.train_and_evaluate(job)
     assert "already finished: step 12 of 12" in caplog.messages
     with pytest.raises(DataError, match="config.hold_out=0.* nothing to evaluate"):
-        evaluating.evaluate(job, "latest", 0.0)
+        evaluate.evaluate(job, "latest", 0.0)
     with pytest.raises(CheckpointError, match="best, of a run without evaluations, .* latest or"):
         model_source.load(str(tmp_path), "best")
 
@@ -667,25 +661,25 @@ def test_evaluation_of_named_checkpoints(uninterrupted, tiny_records):
     config = make_tiny_config(tiny_records)
     for size in (8, 16, 24):  # 23 examples: with padding, and with more than one batch
         config.eval_batch_size = size
-        actual = evaluating.evaluate(read_settings(config, workdir), "latest", 0.0)
+        actual = evaluate.evaluate(read_settings(config, workdir), "latest", 0.0)
         assert actual == pytest.approx(scores, rel=1e-5)
     config.train_batch_size = 12  # 8 devices cannot share it, but no device trains
-    assert evaluating.evaluate(read_settings(config, workdir), "latest", 0.0) == actual
+    assert evaluate.evaluate(read_settings(config, workdir), "latest", 0.0) == actual
     by_step = {r["step"]: r for r in rows(workdir) if r["split"] == "eval"}
-    at_8 = evaluating.evaluate(read_settings(config, workdir), "8", 0.0)
+    at_8 = evaluate.evaluate(read_settings(config, workdir), "8", 0.0)
     assert at_8["loss"] == pytest.approx(by_step[8]["loss"], rel=1e-5)
-    best = evaluating.evaluate(read_settings(config, workdir), "best", 0.0)
+    best = evaluate.evaluate(read_settings(config, workdir), "best", 0.0)
     top = max(r["top_1_accuracy"] for r in by_step.values())
     assert best["top_1_accuracy"] == pytest.approx(top)
     for wrong in ("5", "newest"):
         with pytest.raises(CheckpointError, match=f"--checkpoint={wrong} is not in"):
-            evaluating.evaluate(read_settings(config, workdir), wrong, 0.0)
+            evaluate.evaluate(read_settings(config, workdir), wrong, 0.0)
 
 
 @pytest.mark.long
 def test_watching_evaluates_each_new_checkpoint(tiny_records, tmp_path, monkeypatch):
     config = make_tiny_config(tiny_records, train_steps="6", steps_per_checkpoint="3")
-    original, evaluated = evaluating.begin_evaluation, []
+    original, evaluated = evaluate.begin_evaluation, []
 
     def evaluate_and_train_on(*arguments):
         # The other process goes on while this one evaluates.
@@ -699,8 +693,8 @@ def test_watching_evaluates_each_new_checkpoint(tiny_records, tmp_path, monkeypa
         with pytest.raises(preemption.Preempted):
             train.train_and_evaluate(read_settings(config, str(tmp_path)), evaluating=False)
     monkeypatch.setattr(preemption, "_requested", None)
-    monkeypatch.setattr(evaluating, "begin_evaluation", evaluate_and_train_on)
-    evaluating.evaluate(read_settings(config, str(tmp_path)), "latest", 60.0)
+    monkeypatch.setattr(evaluate, "begin_evaluation", evaluate_and_train_on)
+    evaluate.evaluate(read_settings(config, str(tmp_path)), "latest", 60.0)
     steps = [row["step"] for row in rows(tmp_path / "eval")]
     assert len(steps) == 3 and steps[1:] == [3, 6]  # the first is where the signal came
     assert not [r for r in rows(tmp_path) if r["split"] == "eval"]
@@ -722,7 +716,7 @@ def test_averaged_weights_are_what_is_evaluated(tiny_records, tmp_path):
         expected = decay * old + (1 - decay) * new
         assert after[f"['model']['ema']{kernel}"] == pytest.approx(expected, rel=1e-5, abs=1e-7)
     scores = History(str(tmp_path), writes=False).scores()[4]
-    actual = evaluating.evaluate(read_settings(config, str(tmp_path)), "latest", 0.0)
+    actual = evaluate.evaluate(read_settings(config, str(tmp_path)), "latest", 0.0)
     assert actual == pytest.approx(scores, rel=1e-5)
 
 

@@ -36,7 +36,7 @@ class DetectorUses(Boxes):
 
     commands = {
         "find objects on photos": "python predict.py photo.jpg folder/ --workdir={workdir} "
-        "--draw=drawn",
+        "--draw=drawn"
     }
 
     def __init__(self, benchmark: Detector):

@@ -23,9 +23,8 @@ import optax
 
 from benchmarks.base import Benchmark, HostBatch, Identity, Model, Spec, Target, Terms, mean_scores
 from benchmarks.ncf import baselines, growth, models, ranking
-from benchmarks.ncf.holdout import day
 from benchmarks.ncf.input_pipeline import NegativeSampler
-from benchmarks.ncf.ratings import ML_20M, TARGET, Interactions, load_interactions
+from benchmarks.ncf.ratings import ML_20M, TARGET, Interactions, day, load_interactions
 from benchmarks.ncf.settings import Settings, restored, stopping
 from benchmarks.ncf.use import NcfUses, activity_scores, fit_vectors
 from benchmarks.uses import Uses

@@ -4,8 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from benchmarks.ncf.holdout import Holdout
-from benchmarks.ncf.ratings import ML_20M, TARGET
+from benchmarks.ncf.ratings import ML_20M, TARGET, Holdout
 from common.errors import ConfigError
 from common.keys import Count, Seed, Share
 

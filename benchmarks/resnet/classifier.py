@@ -14,23 +14,13 @@ import numpy as np
 
 import input_pipeline
 import models
-from benchmarks.base import (
-    BATCH_NORM_AXIS,
-    Group,
-    HostBatch,
-    Identity,
-    Spec,
-    Stage,
-    Target,
-    Terms,
-)
+from benchmarks.base import BATCH_NORM_AXIS, Group, HostBatch, Identity, Spec, Stage, Target, Terms
 from benchmarks.records import RecordBenchmark, RecordFiles, labels_and_groups
 from benchmarks.resnet import architecture, losses, records
 from benchmarks.resnet.input import regularisation
 from benchmarks.resnet.input.regularisation import Mixed
 from benchmarks.resnet.labels import Labels, OneLabel, SeveralLabels
-from benchmarks.resnet.settings import Data, Settings
-from benchmarks.resnet.sizes import Sizes
+from benchmarks.resnet.settings import Data, Settings, Sizes
 from benchmarks.resnet.use import ClassifierUses
 from benchmarks.uses import Uses
 from common import foreign

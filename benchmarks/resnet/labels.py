@@ -14,7 +14,7 @@ from benchmarks.base import distinct, mean_scores
 from benchmarks.resnet import losses, scores
 from benchmarks.resnet.records import class_name
 from benchmarks.resnet.settings import Objective
-from benchmarks.resnet.use import exhibits, label_exhibits
+from benchmarks.resnet.use import exhibits
 from benchmarks.uses import Exhibit
 from common.errors import ConfigError
 
@@ -167,7 +167,9 @@ class SeveralLabels:
         kept = [*rows]
         ids = np.concatenate([row["id"] for row in kept])
         logits, labels = _joined(kept)
-        return label_exhibits.make(ids, logits, labels, average_precisions(logits, labels), photos)
+        return exhibits.make_of_labels(
+            ids, logits, labels, average_precisions(logits, labels), photos
+        )
 
 
 Labels = OneLabel | SeveralLabels

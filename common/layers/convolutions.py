@@ -114,10 +114,7 @@ _conv_with_zeros.defvjp(_forward_with_zeros, _backward_with_zeros)
 
 
 def conv_by_products(
-    x: jax.Array,
-    kernel: jax.Array,
-    strides: Sequence[int],
-    padding: Sequence[tuple[int, int]],
+    x: jax.Array, kernel: jax.Array, strides: Sequence[int], padding: Sequence[tuple[int, int]]
 ) -> jax.Array:
     """The convolution of [b, h, w, C] with [kh, kw, C, D], in the form that is fastest on a CPU."""
     sides = list(zip(x.shape[1:3], kernel.shape, strides, padding, strict=False))

@@ -8,9 +8,6 @@ import numpy as np
 from common import cli
 from common.errors import UserError
 
-SEED = 0
-NUM_VALIDATION = 360
-
 
 def load() -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
     """Returns images f64[n, 8, 8] of 0..16, their digits int64[n], and the rows of each split."""
@@ -23,7 +20,7 @@ def load() -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
     images, digits = load_digits(return_X_y=True)
     images, digits = np.asarray(images).reshape(-1, 8, 8), np.asarray(digits)
     train, validation = train_test_split(
-        np.arange(len(images)), test_size=NUM_VALIDATION, stratify=digits, random_state=SEED
+        np.arange(len(images)), test_size=360, stratify=digits, random_state=0
     )
     return images, digits, {"train": np.asarray(train), "validation": np.asarray(validation)}
 

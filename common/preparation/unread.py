@@ -10,8 +10,7 @@ from collections.abc import Collection
 from common import limits
 from common.errors import parse_json, some
 from common.images import photos
-from common.preparation.folders import Folder
-from common.preparation.splits import split_of
+from common.preparation.folders import Folder, split_of
 
 _FIX = "export or convert them to COCO's form"
 _FORMS = {  # what a file is and what to do, with a pattern of its first bytes

@@ -108,13 +108,6 @@ class Deleted(CheckpointError):
     """A run, or somebody else, deleted a checkpoint while this process read it."""
 
 
-def _lock_with_files() -> None:
-    """Has TensorStore lock a file that it writes by another one beside it; Orbax has no option."""
-    contexts: Any = inner._BASE_TS_CONTEXT, inner._DEFAULT_OCDBT_TS_CONTEXT
-    for context in contexts:
-        context["file_io_locking"] = {"mode": "lockfile"}
-
-
 class Checkpointer:
     """The checkpoints in one folder, local or gs://."""
 
@@ -144,7 +137,10 @@ class Checkpointer:
                 if folder.exists() and not folder.is_dir():
                     raise NotADirectoryError("it is not a folder")
                 if self._writes and self._is_local and not locks.has_locks(f"{folder.parent}"):
-                    _lock_with_files()
+                    # TensorStore locks a file by another one beside it; Orbax has no option.
+                    contexts: Any = inner._BASE_TS_CONTEXT, inner._DEFAULT_OCDBT_TS_CONTEXT
+                    for context in contexts:
+                        context["file_io_locking"] = {"mode": "lockfile"}
                 self._manager = ocp.CheckpointManager(
                     folder, options=_options(keep, best), handler_registry=registry
                 )

@@ -31,7 +31,7 @@ from engine.checkpoint.manifest import (
 from engine.checkpoint.model_source import Weights, initial_weights, peek
 from engine.cluster import processes, watchdog
 from engine.cluster.guard import Guard
-from engine.cluster.hostlog import HostLog
+from engine.cluster.processes import HostLog
 from engine.plan import Plan, Programs, targets_of
 from engine.report.history import other_best
 from engine.report.starts import cost_summary, past_starts, starts_now

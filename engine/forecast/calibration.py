@@ -14,10 +14,7 @@ VERSIONS = "jax 0.10.2, libtpu 0.0.42.1"  # that the forecasts were made with
 
 # The least and the most of measured / forecast: of runs of the same program as far as is known, and
 # of all runs. v2 has one run alone.
-INTERVALS = {
-    "v2 and v3": ((0.97, 1.08), (0.94, 1.40)),
-    "v4": ((0.92, 1.16), (0.86, 1.47)),
-}
+INTERVALS = {"v2 and v3": ((0.97, 1.08), (0.94, 1.40)), "v4": ((0.92, 1.16), (0.86, 1.47))}
 # The most of measured / forecast of operations without cycles: of a top-k and of a gather of single
 # numbers, both on v6e (docs/check.md). No scatter was measured; its copies wait as a gather's do.
 SLOWEST = {"sort": 1.4, "gather": 4.0, "scatter": 4.0}

@@ -241,14 +241,10 @@ def size_anywhere(shape: str) -> int:
     return size(_MEMORY.sub("", shape))
 
 
-def values_sizes(shape: str) -> list[int]:
-    """The bytes of the values of each array of a shape, without the padding of tiles."""
-    return [_array_size(*array[:2], "") for array in _ARRAY_AND_LAYOUT.findall(shape)]
-
-
 def result_bytes(collective: Instruction) -> int:
-    """The bytes of the values that a collective gives to this device."""
-    sizes = values_sizes(collective.shape)
+    """The bytes of the values that a collective gives to this device, without tiles' padding."""
+    arrays = _ARRAY_AND_LAYOUT.findall(collective.shape)
+    sizes = [_array_size(*array[:2], "") for array in arrays]
     if collective.opcode == "collective-permute-start":  # (operand, result, two contexts)
         sizes = sizes[1:2]
     elif collective.opcode.endswith("-start") and collective.opcode != "all-reduce-start":

@@ -20,7 +20,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from engine.forecast import collectives, hlo, timing
+from engine.forecast import collectives, hlo
 from engine.forecast.hlo import Computation, Computations, Instruction
 from engine.forecast.topology import Topology
 
@@ -124,10 +124,7 @@ def read(
 
 
 def _cost(
-    instruction: Instruction,
-    inside: Computation,
-    computations: Computations,
-    topology: Topology,
+    instruction: Instruction, inside: Computation, computations: Computations, topology: Topology
 ) -> Operation:
     number = _CYCLES.search(instruction.line)
     cycles = int(number[1]) if number else None
@@ -136,7 +133,7 @@ def _cost(
     fast = flops(instruction, inside, computations, doubled) if products and doubled else 0
     moved = bytes_moved(instruction, inside, computations)
     bf16_flops = products - fast / 2
-    seconds = timing.operation_seconds(topology.chip, bf16_flops, moved, cycles or 0)
+    seconds = topology.chip.operation_seconds(bf16_flops, moved, cycles or 0)
     if instruction.opcode.endswith("-start"):  # a copy beside other work
         seconds = 0.0
     return Operation(

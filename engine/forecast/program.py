@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from common.errors import count
-from engine.forecast import cache, calibration, operations, timing
+from engine.forecast import cache, calibration, operations
 from engine.forecast.operations import Operation
 from engine.forecast.topology import Topology
 
@@ -53,7 +53,7 @@ class Program:
     def limits(self) -> dict[str, float]:
         """The seconds that its FLOPs, its bytes and its collectives need at the published rates."""
         flops = sum(operation.times * operation.bf16_flops for operation in self.operations)
-        compute, memory = timing.limits(self.topology.chip, flops, self.moved)
+        compute, memory = self.topology.chip.limits(flops, self.moved)
         links = sum(x.times * x.link_seconds for x in self.operations)
         return {"compute": compute, "HBM": memory, "links": links}
 

@@ -1,4 +1,4 @@
-"""Describes TPU chips, slices and their hosts, and reads the names that users give to slices.
+"""Describes TPU chips and their speed, slices, hosts, and reads the names that users give slices.
 
 Peak, memory and bandwidth: Google's Cloud TPU system architecture pages, per chip. Clock: the
 one at which the chip's matrix units reach that peak (v2 2, v3 4, v4 8, v5e 4 and v5p 8 units of
@@ -22,6 +22,15 @@ from typing import Any
 
 from common.errors import ConfigError
 
+# Of the compiler's cycles, for products. No run of v5e, v5p, v6e and tpu7x is public: as v4.
+_SHARES = {"v2": 1.0, "v3": 0.97, "v4": 0.66}
+_SHARE_OF_OTHERS = 0.66
+# Of the published bandwidth, where memory is the limit. An assumption.
+_REACHED = 0.95
+# Of the compiler's cycles, for work on elements: cores issued 0.04 to 0.45 times as many bundles
+# of instructions in six small programs for v2 to v5p.
+_ISSUED = 0.25
+
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
@@ -40,6 +49,27 @@ class Chip:
     price: float  # US dollars per hour and chip; nan where it is not known
     sizes: tuple[int, ...]  # the numbers in its accelerator types
     doubled: tuple[str, ...] = ()  # types of arrays of whose products it does twice as many
+
+    def operation_seconds(self, flops: float, moved: float, cycles: float) -> float:
+        """The seconds of one run of an operation on one device; `flops` are those of bfloat16.
+
+        The compiler's cycles serve it to choose between layouts and windows. They are no
+        measurement: for work on elements they price the HBM at about 270 bytes (bfloat16) or 435
+        bytes (float32) per cycle and core on v2, v3 and v4 alike, while the published bandwidth is
+        500, 479 and 571. docs/check.md has the comparison. So an operation without a convolution or
+        matrix product takes its bytes, at `_REACHED` of the bandwidth; another one the cycles,
+        times a share by generation that was fitted to measured runs, and at least its FLOPs at the
+        peak and its bytes at the bandwidth.
+        """
+        compute, memory = self.limits(flops, moved)
+        estimate = cycles / self.clock
+        if flops:
+            return max(compute, memory, _SHARES.get(self.name, _SHARE_OF_OTHERS) * estimate)
+        return max(memory / _REACHED, _ISSUED * estimate)
+
+    def limits(self, flops: float, moved: float) -> tuple[float, float]:
+        """(seconds that so many FLOPs need at the peak of a device, that so many bytes need)."""
+        return flops * self.devices / self.peak, moved * self.devices / self.bandwidth
 
 
 _POD = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)

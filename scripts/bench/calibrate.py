@@ -99,10 +99,7 @@ def _forecast(row: Row, worker: str) -> float | None:
     """The milliseconds of a step; None, with the reason on stderr, if it does not compile."""
     (one,) = topology.parse_slices(row["slice"])
     given = argparse.Namespace(
-        tpu=row["slice"],
-        config=row["config"],
-        batch_per_device=row["batch_per_device"],
-        set=[],
+        tpu=row["slice"], config=row["config"], batch_per_device=row["batch_per_device"], set=[]
     )
     settings = read_settings(config_of(given, one.devices))
     outcome = preflight.inspect(settings, one, ("train",), worker)

@@ -24,7 +24,7 @@ from etils import epath
 from benchmarks import mlperf
 from common import cli, entry
 from common.errors import UserError, one_line, parse_json
-from scripts.mlperf import logs
+from scripts.mlperf import results
 from scripts.mlperf.results import REQUEST_FILE, find
 
 RULESETS = ("0.7.0", "1.0.0", "1.1.0", "2.0.0", "2.1.0", "3.0.0", "3.1.0", "4.0.0")
@@ -63,10 +63,10 @@ def _by_folder(paths: Sequence[Any]) -> list[list[Any]]:
 
 def judge(paths: Sequence[Any], ruleset: str, is_package: bool) -> tuple[bool, str]:
     """Judges the logs in one folder, which is results/SYSTEM/BENCHMARK of a package."""
-    runs, lines = dict[str, logs.Run](), list[str]()
+    runs, lines = dict[str, results.Run](), list[str]()
     for path in paths:
         try:
-            run = logs.load(path)
+            run = results.load(path)
             if not run.form:
                 raise UserError("no line is one of MLPerf's log")
             runs[path.name] = run
@@ -85,7 +85,7 @@ def judge(paths: Sequence[Any], ruleset: str, is_package: bool) -> tuple[bool, s
         if passed:
             passed, scale = _ask(paths, is_package, benchmark, ruleset, lines)
     mean = "no olympic mean"
-    minutes, epochs = (logs.olympic(runs.values(), key) for key in ("minutes", "epochs"))
+    minutes, epochs = (results.olympic(runs.values(), key) for key in ("minutes", "epochs"))
     if minutes is None or epochs is None:
         lines += [f"{file}: {run}" for file, run in runs.items()]
     else:

@@ -29,7 +29,7 @@ from ml_collections import ConfigDict
 import benchmarks
 from benchmarks.base import BATCH_AXES, Model
 from common.errors import ConfigError
-from engine import feed, sharding
+from engine import sharding
 from engine import step as steps
 from engine.corruption import DeviceCheck
 from tests.conftest import FIXTURES, adopt_values, open_run, opened, plan_of
@@ -620,7 +620,7 @@ def test_no_device_computes_other_bits_than_another(job, tmp_path):
     check = DeviceCheck(run.programs, nowhere, state)
     state = run.programs.initial_state(plan)
     run.benchmark.open("train")
-    prefetched = feed.Feed(run.benchmark.train_batches(ROWS, 0, 1, 0), run.mesh)
+    prefetched = sharding.Feed(run.benchmark.train_batches(ROWS, 0, 1, 0), run.mesh)
     with jax.transfer_guard("disallow"):  # nor does any batch bring a hidden copy to the devices
         for number, batch in zip(range(3), prefetched, strict=False):
             check.before(number, state, batch)

@@ -12,10 +12,11 @@ import safetensors.numpy
 
 import benchmarks
 from benchmarks.resnet import ImageClassifier
-from commands import evaluating, importing, report
+from commands import importing, report
 from common.errors import CheckpointError, ConfigError
 from common.foreign import resnets as foreign
 from configs import ncf
+from engine import evaluate
 from engine.checkpoint import model_source
 from engine.checkpoint.saver import first_state
 from engine.plan import Programs, make_plan
@@ -118,7 +119,7 @@ def test_its_evaluation_needs_no_keys_of_the_architecture(imported, tiny_records
     settings, notes = resolved(config_of(tiny_records), imported, "eval")
     assert settings.config["num_filters"] == 4 and settings.config["image_size"] == 16
     assert "config.num_filters=4 instead of 6, as the weights want it" in notes
-    scores = evaluating.evaluate(settings, "latest", 0)
+    scores = evaluate.evaluate(settings, "latest", 0)
     assert 0 <= scores["top_1_accuracy"] <= 1 and np.isfinite(scores["loss"])
     _, notes = resolved(config_of(), imported, "eval", ["num_filters"])
     assert not any("num_filters" in note for note in notes)
@@ -223,7 +224,7 @@ def test_a_bucket(gcs, folder, tiny_records):
     importing.run(resolved(config, f"{bucket}/model", "import")[0])
     settings, _ = resolved(config_of(tiny_records), f"{bucket}/model", "eval")
     assert settings.config["num_filters"] == 4
-    assert "top_1_accuracy" in evaluating.evaluate(settings, "latest", 0)
+    assert "top_1_accuracy" in evaluate.evaluate(settings, "latest", 0)
 
 
 @pytest.mark.long

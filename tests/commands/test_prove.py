@@ -61,7 +61,7 @@ def test_a_proof_without_a_fault(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert prove.run(str(tmp_path / "work"), False, "", checks("passes")) == 0
     assert list(json.loads((tmp_path / "work/prove.json").read_text())) == [
-        *("format", "date", "short", "commit", "devices", "host", "versions", "checks"),
+        *("format", "date", "short", "commit", "devices", "host", "versions", "checks")
     ]
     assert "prove: 0 of 1 checks failed" in capsys.readouterr().out
 

@@ -16,8 +16,8 @@ from benchmarks.base import BATCH_AXES
 from common.errors import CORRUPTED
 from engine import corruption, sharding
 from engine.checkpoint.checkpointer import Checkpointer
-from engine.feed import Feed
 from engine.plan import Programs, read_settings
+from engine.sharding import Feed
 from tests.conftest import open_run, opened, plan_of
 from tests.fixtures.recipes import languages
 

@@ -12,15 +12,14 @@ import numpy as np
 import pytest
 
 import train
-from commands import evaluating
 from common.errors import ConfigError, DeviceError
-from engine import fit, sharding
+from engine import evaluate, fit, sharding
 from engine.checkpoint.model_source import peek
 from engine.cluster import guard
-from engine.feed import Feed
 from engine.fit import DoesNotFit, Fit
 from engine.plan import Programs, make_plan, read_settings
 from engine.report.history import History
+from engine.sharding import Feed
 from tests.benchmarks.translation import test_translators as translators
 from tests.conftest import make_tiny_config
 from tests.test_train import fresh_signals, rows  # noqa: F401
@@ -292,7 +291,7 @@ def test_half_the_memory_gives_the_same_losses_and_scores(shared, tmp_path, monk
     monkeypatch.setattr(fit, "_batch", lambda *_: 0.0)
     monkeypatch.setattr(fit, "_free", lambda *_: 20.0)
     with caplog.at_level("INFO", logger="tpu_suite"):
-        parts = evaluating.evaluate(settings(tmp_path / "1"), "latest", 0.0)
+        parts = evaluate.evaluate(settings(tmp_path / "1"), "latest", 0.0)
     assert "eval_batch_size: 64 needs" in caplog.text and "; 16 needs" in caplog.text
     assert {name: parts[name] for name in scores[0]} == pytest.approx(scores[0], rel=1e-5)
 

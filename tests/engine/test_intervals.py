@@ -11,11 +11,7 @@ import numpy as np
 import pytest
 
 from engine import intervals
-from engine.intervals import (
-    Bottleneck,
-    Intervals,
-    Progress,
-)
+from engine.intervals import Bottleneck, Intervals, Progress
 
 
 class Reporter:

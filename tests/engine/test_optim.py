@@ -293,13 +293,9 @@ def test_only_sgd_has_decoupled_decay():
         make_optimizer(0.1, optimizer="lamb", decoupled_decay=True)
 
 
-def make_lars(rate, **changes):
-    return make_optimizer(rate, optimizer="lars", **changes)
-
-
 def once(weights, gradient, rate=2.0, decay=0.1, **numbers):
     """What one step adds to a kernel."""
-    optimizer = make_lars(rate, weight_decay=decay, **numbers)
+    optimizer = make_optimizer(rate, optimizer="lars", weight_decay=decay, **numbers)
     params = {"kernel": jnp.asarray(weights, jnp.float32)}
     gradients = {"kernel": jnp.asarray(gradient, jnp.float32)}
     changes: Any = optimizer.update(gradients, optimizer.init(params), params)[0]
@@ -315,7 +311,7 @@ def test_where_a_norm_is_zero_the_ratio_is_one():
 
 def test_norms_are_float32_whatever_comes_in():
     """Only float32 adds up the squares of 4096 times 300."""
-    optimizer = make_lars(1.0, momentum=0.0)
+    optimizer = make_optimizer(1.0, optimizer="lars", momentum=0.0)
     params = {"kernel": jnp.full(4096, 300.0, jnp.bfloat16)}
     gradients = {"kernel": jnp.full(4096, 1.0, jnp.bfloat16)}
     changes: Any = optimizer.update(gradients, optimizer.init(params), params)[0]

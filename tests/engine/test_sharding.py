@@ -18,7 +18,7 @@ import pytest
 
 from benchmarks.base import BATCH_AXES
 from common.errors import DeviceError
-from engine import devices, feed, sharding, step
+from engine import devices, sharding, step
 from tests.device import models
 
 
@@ -65,10 +65,7 @@ def test_a_span_that_does_not_divide_is_refused_with_a_fix(span, count, groups, 
 
 @pytest.mark.parametrize("span", ["0/8", "8/0", "3/8", "8/4", "x/8", "-1/8", "1/8/8", "64/"])
 def test_a_part_of_the_images_must_divide_them(span):
-    refusals = (
-        lambda: sharding.group_size(span, 8),
-        lambda: sharding.check_image_span(span, 8, 1),
-    )
+    refusals = (lambda: sharding.group_size(span, 8), lambda: sharding.check_image_span(span, 8, 1))
     for refuse in refusals:
         with pytest.raises(DeviceError, match=rf"^config.bn_span={span}: write a number of "):
             refuse()
@@ -122,12 +119,7 @@ def test_two_cores_with_the_same_coordinates_are_one_chip():
 
 @pytest.mark.parametrize(
     ("platforms", "chips", "backend", "is_refused"),
-    [
-        ("", 4, "cpu", True),
-        ("cpu", 4, "cpu", False),
-        ("", 0, "cpu", False),
-        ("", 4, "tpu", False),
-    ],
+    [("", 4, "cpu", True), ("cpu", 4, "cpu", False), ("", 0, "cpu", False), ("", 4, "tpu", False)],
 )
 def test_the_cpu_of_a_machine_with_tpus_is_refused(
     platforms, chips, backend, is_refused, monkeypatch
@@ -205,14 +197,14 @@ def numbers(prefetched):
 @pytest.mark.parametrize("ahead", [0, 1, 2, 9])
 @pytest.mark.parametrize("count", [0, 2, 5])
 def test_feed_keeps_the_order_and_ends(ahead, count):
-    prefetched = feed.Feed(Source(range(count)), sharding.make(BATCH_AXES, 2), ahead)
+    prefetched = sharding.Feed(Source(range(count)), sharding.make(BATCH_AXES, 2), ahead)
     assert numbers(prefetched) == list(range(count))
     assert numbers(prefetched) == []
 
 
 def test_feed_reads_ahead_and_no_further():
     source = Source(range(9))
-    batches = iter(feed.Feed(source, sharding.make(BATCH_AXES, 2)))  # two ahead
+    batches = iter(sharding.Feed(source, sharding.make(BATCH_AXES, 2)))  # two ahead
     assert source.taken == 0
     taken = [(next(batches), source.taken)[1] for _ in range(9)]
     assert taken == [3, 4, 5, 6, 7, 8, 9, 9, 9]
@@ -220,7 +212,7 @@ def test_feed_reads_ahead_and_no_further():
 
 def test_feed_spreads_rows_over_all_devices_in_order():
     mesh = sharding.make(BATCH_AXES, 2)
-    (batch,) = feed.Feed(Source([5]), mesh)
+    (batch,) = sharding.Feed(Source([5]), mesh)
     assert set(batch) == {"x", "y"}
     assert batch["x"].sharding == sharding.batch_sharding(mesh)
     np.testing.assert_array_equal(batch["y"], np.arange(8) + 5)
@@ -238,7 +230,7 @@ def test_feed_copies_a_repeated_batch_once(monkeypatch):
     source = Source([1, 1])
     a, b = source.batches  # equal, but not the same object
     source.batches = [a, a, a, b, a]
-    assert numbers(feed.Feed(source, sharding.make(BATCH_AXES, 2))) == [1] * 5
+    assert numbers(sharding.Feed(source, sharding.make(BATCH_AXES, 2))) == [1] * 5
     want = [a["x"], a["y"], b["x"], b["y"], a["x"], a["y"]]
     assert [id(value) for value in copied] == [id(value) for value in want]
 
@@ -246,7 +238,7 @@ def test_feed_copies_a_repeated_batch_once(monkeypatch):
 def test_the_feed_counts(monkeypatch):
     """Copies are part of the wait; seconds that the host's threads say are added up."""
     now = types.SimpleNamespace(seconds=0.0)
-    monkeypatch.setattr(feed.time, "monotonic", lambda: now.seconds)
+    monkeypatch.setattr(sharding.time, "monotonic", lambda: now.seconds)
     make = jax.make_array_from_process_local_data
 
     def slow(*args):
@@ -261,7 +253,7 @@ def test_the_feed_counts(monkeypatch):
             yield {"x": np.zeros(8, np.float32), **more}
 
     mesh = sharding.make(("a", "b"), 1)
-    prefetched = feed.Feed(batches(host_seconds=np.full(8, 0.5, np.float32)), mesh)
+    prefetched = sharding.Feed(batches(host_seconds=np.full(8, 0.5, np.float32)), mesh)
     for batch in prefetched:
         assert list(batch) == ["x"]
         now.seconds += 1000.0  # the caller's own time
@@ -273,10 +265,10 @@ def test_the_feed_counts(monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(jax, "block_until_ready", arrive)
-        prefetched = feed.Feed(batches(), mesh)
+        prefetched = sharding.Feed(batches(), mesh)
         list(prefetched)
     assert (prefetched.waited, prefetched.copied) == (6.75 + 1.5, 0.75 + 1.5)
-    prefetched = feed.Feed(batches(), mesh)
+    prefetched = sharding.Feed(batches(), mesh)
     list(prefetched)
     assert math.isnan(prefetched.worked)
 

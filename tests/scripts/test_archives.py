@@ -155,34 +155,21 @@ def test_links_and_outside_names_in_a_zip(tmp_path, capsys):
 
 @pytest.mark.parametrize("act", [archives.unpack, archives.Listing.of])
 @pytest.mark.parametrize("name", ["a.zip", "a.tar"])
-@pytest.mark.parametrize(
-    ("more", "expected"),
-    [
-        (["cat/1", "cat"], "a file and a folder of one name, at cat: unpack it yourself"),
-        (["cat", "cat/1/2"], "a file and a folder of one name, at cat/1/2: unpack"),
-        (["a", "x/" + "é" * 130], " 1 links, devices or names that are too long"),
-        (["a", "d/" * 1800 + "x"], " 1 links, devices or names that are too long"),
-    ],
-)
-def test_names_that_no_disk_takes(act, name, more, expected, tmp_path, capsys):
-    path, folder = pack(tmp_path / name, more), tmp_path / "raw" / "a"
-    if "one name" in expected:
-        with pytest.raises(SourceError, match=f"a{path[-4:]} holds {expected}"):
-            act(path, str(folder))
-        assert not folder.exists()
-    else:
-        if listed := act(path, str(folder)):
-            listed.archive.close()
-        assert f"left out of {path}:{expected}" in capsys.readouterr().out
+def test_names_that_no_disk_takes(act, name, tmp_path, capsys):
+    path, folder = pack(tmp_path / name, ["a", "x/" + "é" * 130]), tmp_path / "raw" / "a"
+    if listed := act(path, str(folder)):
+        listed.archive.close()
+    left_out = f"left out of {path}: 1 links, devices or names that are too long"
+    assert left_out in capsys.readouterr().out
 
 
 def test_files_that_are_there_twice_and_folders_of_windows(tmp_path, capsys):
     """`tar cf a.tar cat cat/1` stores a hard link to itself."""
-    links = {"early": "cat/1", "cat/1": "./cat/1", "late": "cat/1"}
+    links = {"cat/1": "./cat/1", "late": "cat/1"}
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
-        for name in ("early", "cat/1", *links):
+        for name in ("cat/1", *links):
             info = tarfile.TarInfo(name)
-            is_file = not archive.getmembers()[1:] and name == "cat/1"
+            is_file = not archive.getmembers()
             info.size, info.linkname = int(is_file), "" if is_file else links[name]
             info.type = tarfile.REGTYPE if is_file else tarfile.LNKTYPE
             archive.addfile(info, io.BytesIO(b"1"))

@@ -22,7 +22,7 @@ from benchmarks.detection.mask_rcnn.aspect_ratio_groups import AspectRatioGroups
 from benchmarks.detection.mask_rcnn.losses import Objects
 from benchmarks.detection.mask_rcnn.settings import Heads, Settings
 from benchmarks.detection.mask_rcnn.use import MaskRcnnUses
-from benchmarks.detection.mask_scoring import MaskScorer
+from benchmarks.detection.scoring import MaskScorer
 from benchmarks.detection.weights import FOLLOWS, follow, read_foreign_settings
 from benchmarks.records import RecordFiles
 from benchmarks.uses import Uses

@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.detection import coco
 from benchmarks.detection.mask_rcnn import input_pipeline
-from benchmarks.detection.mask_scoring import encode_mask
+from benchmarks.detection.scoring import encode_mask
 from benchmarks.detection.use import DetectorUses, photo_sides, scaled_photo
 from benchmarks.uses import Detection
 from common.layers import space_to_depth

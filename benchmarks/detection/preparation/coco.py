@@ -26,7 +26,7 @@ from common.data import records
 from common.errors import UserError, count, some, visible
 from common.images import photos
 from common.preparation import arguments, holdout, sources, writing
-from common.preparation.duplicates import report_repeated
+from common.preparation.writing import report_repeated
 
 KIND = "detection"  # in the manifest
 SCORED = "instances_val2017.json"  # in OUT, whatever the name of the input

@@ -23,9 +23,8 @@ from benchmarks.detection.preparation.label_formats import FORMATS, Entry, Reade
 from common import limits, pools
 from common.errors import count, one_line
 from common.images import photos
-from common.preparation.folders import Folder
+from common.preparation.folders import Folder, split_of, whole_split
 from common.preparation.sources import SourceError
-from common.preparation.splits import split_of, whole_split
 from common.progress import ProgressBar
 from common.text import text_lines
 

@@ -24,7 +24,7 @@ from benchmarks.detection.coco import normal
 from benchmarks.detection.preparation import yolo
 from common import limits
 from common.errors import one_line, parse_json, some
-from common.preparation import splits
+from common.preparation import folders
 from common.preparation.folders import Folder
 from common.preparation.sources import SourceError
 from common.tensorflow import tensorflow
@@ -49,7 +49,7 @@ _COLUMNS = {  # their names, the likeliest first
     "y1": "ymax y_max y2 bottom",
     "width": "width image_width",
     "height": "height image_height",
-    "split": " ".join(splits.COLUMNS),
+    "split": " ".join(folders.COLUMNS),
     "crowd": "isgroupof",
 }
 _SIDES = ("x0", "y0", "x1", "y1")
@@ -154,7 +154,7 @@ class Reader:
             shapes = [node for node in image if node.tag != "tag"]  # a tag is of the image
             rows = ((f"image {name}, shape {i}", node) for i, node in enumerate(shapes, 1))
             size = size_of(image.get("height"), image.get("width"))
-            yield entry(file, names, rows, self._cvat, size=size, split=splits.split_of(subset))
+            yield entry(file, names, rows, self._cvat, size=size, split=folders.split_of(subset))
 
     def _cvat(self, node: ElementTree.Element) -> Object:
         if node.tag == "polygon":
@@ -245,7 +245,7 @@ class Reader:
         for image, rows in images.items():
             first, names = rows[0][1], (beside(file, image), image)
             boxes = [(line, row) for line, row in rows if any(row[side] for side in _SIDES)]
-            split = splits.split_of(first["split"]) or splits.split_of(file)
+            split = folders.split_of(first["split"]) or folders.split_of(file)
             size = size_of(first["height"], first["width"])
             yield entry(file, names, boxes, self._row, size=size, split=split, relative=relative)
 
@@ -273,7 +273,7 @@ class Reader:
         if others := [name for name in keys if name != key]:
             self.notes[f"{file}: the attribute '{key}' is the category, not {some(others)}"] = None
         nameless = self._nameless(file) if attributes and not key else ""
-        read, split = functools.partial(self._region, key, nameless), splits.split_of(file)
+        read, split = functools.partial(self._region, key, nameless), folders.split_of(file)
         for name, rows in zip((image["filename"] for image in images), regions, strict=True):
             rows = [(f"{name}, region {i}", region) for i, region in enumerate(rows, 1)]
             names = (beside(file, name), name)

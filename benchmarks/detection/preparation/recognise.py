@@ -10,8 +10,7 @@ from benchmarks.detection.preparation import label_folders, tfrecords
 from common import limits
 from common.errors import count, one_line, parse_json, some, visible
 from common.images import photos
-from common.preparation.folders import DatasetFormat, Folder
-from common.preparation.splits import split_of
+from common.preparation.folders import DatasetFormat, Folder, split_of
 from common.text import decoded
 
 _COCO = {  # the archives of 2017

@@ -20,9 +20,8 @@ from common import limits
 from common.data import records
 from common.errors import count, one_line
 from common.images import photos
-from common.preparation.folders import Folder
+from common.preparation.folders import Folder, split_of
 from common.preparation.sources import File, SourceError
-from common.preparation.splits import split_of
 from common.tensorflow import tensorflow
 
 _XMIN, _TEXT = "image/object/bbox/xmin", "image/object/class/text"

@@ -6,9 +6,8 @@ import shlex
 
 from benchmarks.ncf.preparation.table_formats import Table, are_lists, named_columns, open_table
 from common.errors import UserError, some
-from common.preparation.folders import DatasetFormat, Folder
+from common.preparation.folders import DatasetFormat, Folder, have_splits, split_of
 from common.preparation.sources import SourceError
-from common.preparation.splits import have_splits, split_of
 from common.tensorflow import tensorflow
 
 _SUFFIXES = (".csv", ".tsv", ".dat", ".data", ".inter", ".jsonl", ".json", ".parquet", ".txt")

@@ -15,8 +15,8 @@ from common import limits
 from common.data import storage
 from common.errors import some, visible
 from common.images.photos import SUFFIXES
+from common.preparation.folders import COLUMNS, split_of, whole_split
 from common.preparation.sources import Source, SourceError, read_all
-from common.preparation.splits import COLUMNS, split_of, whole_split
 from common.tensorflow import tensorflow
 from common.text import decoded, normal_name, text_lines
 

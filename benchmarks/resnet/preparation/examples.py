@@ -15,8 +15,8 @@ from benchmarks.resnet.preparation import recognise
 from common.errors import some, visible
 from common.images import photos
 from common.preparation import holdout, schema, writing
+from common.preparation.folders import whole_split
 from common.preparation.sources import Source, SourceError
-from common.preparation.splits import whole_split
 from common.text import alike, normal_name
 
 _SHARDS = {"train": 1024, "validation": 128}  # ImageNet's usual numbers of files

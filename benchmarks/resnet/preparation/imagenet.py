@@ -27,7 +27,7 @@ from common.data import records
 from common.errors import UserError, some, visible
 from common.images.pixels import LARGE
 from common.preparation import arguments, holdout, sources, unread, writing
-from common.preparation.duplicates import report_repeated
+from common.preparation.writing import report_repeated
 from common.tensorflow import tensorflow
 from common.text import normal_name
 

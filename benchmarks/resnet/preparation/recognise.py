@@ -11,9 +11,8 @@ from benchmarks.resnet.records import IMAGENET_COUNTS
 from common.errors import some
 from common.images import photos
 from common.preparation import unread
-from common.preparation.folders import DatasetFormat, Folder
+from common.preparation.folders import DatasetFormat, Folder, split_of, whole_split
 from common.preparation.sources import SourceError
-from common.preparation.splits import split_of, whole_split
 
 _VIEWS = (  # folders of other views of the same images, or of images beside these
     r"(jpeg)?images?|imgs?|masks|labels|annotations|gt.*|ground_?truth|[hl]r"

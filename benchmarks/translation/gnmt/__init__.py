@@ -65,7 +65,7 @@ class Gnmt(Translator):
     nominal_sizes = WMT
     input_advice = {
         "input": "use a machine with faster CPU cores: the pairs are in memory, and a batch is "
-        "copied out of it",
+        "copied out of it"
     }
 
     def __init__(self, settings: Settings, cache_dir: str):

@@ -35,11 +35,6 @@ def id_type(vocab_size: int) -> type[np.generic]:
     return np.uint16 if vocab_size <= 1 << 16 else np.int32
 
 
-def join_sentences(parts: list[Sentences]) -> Sentences:
-    """The sentences of all parts, of which there is at least one."""
-    return Sentences(*map(np.concatenate, zip(*parts, strict=True)))
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Corpus:
     """Pairs of sentences; side 0 is the sources, side 1 their translations."""

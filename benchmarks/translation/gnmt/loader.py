@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.translation import schema
-from benchmarks.translation.gnmt.corpus import Corpus, Sentences, id_type, join_sentences
+from benchmarks.translation.gnmt.corpus import Corpus, Sentences, id_type
 from benchmarks.translation.vocabulary import EOS, Vocabulary, Words
 from common.data import caches, files, storage
 from common.data.order import first_examples
@@ -222,7 +222,8 @@ def read_records(paths: Sequence[str], split: str, vocab_size: int, longest: int
     numbers = [
         file.records + first for file, first in zip(results, first_examples(counts), strict=False)
     ]
-    sources, targets = (join_sentences([file.sides[side] for file in results]) for side in range(2))
+    sides = zip(*(file.sides for file in results), strict=True)
+    sources, targets = (Sentences(*map(np.concatenate, zip(*x, strict=True))) for x in sides)
     return Corpus.make(paths, counts, np.concatenate(numbers), (sources, targets), longest)
 
 

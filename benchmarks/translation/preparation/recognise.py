@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from benchmarks.translation.preparation import languages, text_formats
 from benchmarks.translation.preparation.text_formats import Corpus, Lines, Question
 from common.errors import UserError
-from common.preparation import splits
+from common.preparation import folders
 from common.preparation.folders import DatasetFormat, Folder
 from common.preparation.sources import SourceError
 from common.tensorflow import tensorflow
@@ -123,12 +123,12 @@ def _by_split(folder: Folder, form: str, rows: Sequence[Row]) -> tuple[list[Row]
     """The inputs to train on and to evaluate on; SourceError if all are for evaluation."""
 
     def by_words(path: str) -> str:  # a folder, or the first word of a file's name
-        *folders, base = path.split("/")
-        words = [*folders, re.split("[^A-Za-z]", base)[0]]
-        return next(filter(None, map(splits.whole_split, reversed(words))), "")
+        *above, base = path.split("/")
+        words = [*above, re.split("[^A-Za-z]", base)[0]]
+        return next(filter(None, map(folders.whole_split, reversed(words))), "")
 
     paths = [row[0] for row in rows]
-    split = splits.split_of if splits.have_splits(paths) else by_words
+    split = folders.split_of if folders.have_splits(paths) else by_words
     # In documentation dev and test are subjects.
     found = ["" if form == "po" and split is by_words else split(path) for path in paths]
     parts = collections.defaultdict(list)
@@ -158,7 +158,7 @@ def _check_copies(folder: Folder, inputs: Inputs) -> None:
 
 def _is_lines(name: str) -> bool:
     end = os.path.splitext(name.removesuffix(".gz"))[1][1:]
-    return end.lower() in _LINES or bool(languages.code(end) or splits.whole_split(end))
+    return end.lower() in _LINES or bool(languages.code(end) or folders.whole_split(end))
 
 
 def _has_letters(head: bytes) -> bool:

@@ -46,11 +46,7 @@ VARIANTS = {
     # Junczys-Dowmunt et al. 2018, arXiv:1804.00344; the models of OPUS-MT.
     "marian": Variant(True, True, False, 1e-5),
 }
-ACTIVATIONS: Any = {
-    "relu": nn.relu,
-    "swish": nn.swish,
-    "gelu": partial(nn.gelu, approximate=False),
-}
+ACTIVATIONS: Any = {"relu": nn.relu, "swish": nn.swish, "gelu": partial(nn.gelu, approximate=False)}
 
 
 class Memory(NamedTuple):

@@ -61,11 +61,7 @@ def make(peer: Peer, mesh: Mesh, compiler_options: Mapping[str, str] | None = No
 
     everywhere, shared = PartitionSpec(), PartitionSpec(axes)
     sharded = jax.shard_map(
-        on_device,
-        mesh=mesh,
-        in_specs=(everywhere, shared),
-        out_specs=everywhere,
-        check_vma=False,
+        on_device, mesh=mesh, in_specs=(everywhere, shared), out_specs=everywhere, check_vma=False
     )
     options = dict(compiler_options) if compiler_options else None
     return jax.jit(sharded, donate_argnums=0, compiler_options=options)

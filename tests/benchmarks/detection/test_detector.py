@@ -55,8 +55,7 @@ def test_a_wrong_number_of_images_is_told_with_the_number_of_files(tiny_masks, t
 def test_a_manifest_without_groups_spares_the_search_for_them(tiny_masks, tmp_path, monkeypatch):
     searched = []
     monkeypatch.setattr(
-        "benchmarks.detection.detector.labels_and_groups",
-        lambda *_: searched.append(True),
+        "benchmarks.detection.detector.labels_and_groups", lambda *_: searched.append(True)
     )
     files = tmp_path / "data"
     shutil.copytree(tiny_masks, files)

@@ -10,7 +10,7 @@ from PIL import Image
 from pycocotools import mask as coco_masks
 
 from benchmarks.detection import coco, scoring
-from benchmarks.detection.mask_scoring import paste_mask
+from benchmarks.detection.scoring import paste_mask
 
 
 def pasted(mask: np.ndarray, box: np.ndarray, height: int, width: int) -> np.ndarray:

@@ -44,12 +44,12 @@ def share(a, b):
     return sides[0] * sides[1] / min(area(a), area(b))
 
 
-def cut_sides(box, window, size=(90, 130)):
+def cut_sides(box, window):
     """Which of y0, x0, y1, x1 are within 2 pixels, 4 % of a tile, of a border in the picture."""
     sides = {i for i in (0, 1) if window[i] > 0 and box[i] < window[i] + 2}
     for i in (0, 1):
         last = window[i] + window[i + 2]
-        if last < size[i] and box[i + 2] > last - 2:
+        if last < (90, 130)[i] and box[i + 2] > last - 2:
             sides.add(i + 2)
     return sides
 

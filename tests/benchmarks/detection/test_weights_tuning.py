@@ -14,9 +14,10 @@ import train
 from benchmarks.base import Group
 from benchmarks.detection.mask_rcnn import weights as torchvision
 from benchmarks.detection.ssd import weights as reference
-from commands import evaluating, importing
+from commands import importing
 from common.trees import Parts, by_name
 from configs import finetune, mask_rcnn, ssd
+from engine import evaluate
 from engine.checkpoint import model_source
 from engine.checkpoint.saver import adopt, first_state
 from engine.plan import make_plan
@@ -98,7 +99,7 @@ def test_a_file_is_imported_and_evaluated(case, request, tmp_path):
     assert manifest and manifest["config"]["num_classes"] == case.classes
     assert manifest["config"]["max_pool"] == "torch" and manifest["imported"]["channels"] == "RGB"
     ready, _ = resolved(configured(case, data_dir), workdir, "eval")
-    assert 0 <= evaluating.evaluate(ready, "latest", 0)["mAP"] <= 1
+    assert 0 <= evaluate.evaluate(ready, "latest", 0)["mAP"] <= 1
     rows = json.loads((workdir / "eval/detections.json").read_text())
     assert rows and {row["category_id"] for row in rows} <= {3, 7, 12, 90}
 

@@ -12,9 +12,9 @@ from scipy import sparse
 import benchmarks
 import train
 from benchmarks.ncf import baselines
-from commands import evaluating
 from commands.report import page, record
 from configs import ncf
+from engine import evaluate
 from engine.plan import read_settings
 from tests.benchmarks.ncf.test_ncf import brute_rank
 from tests.benchmarks.ncf.test_ranking import brute_force, write_log
@@ -168,7 +168,7 @@ def test_a_run_its_evaluation_and_its_report_say_it_once(folder, tmp_path, monke
         assert sum(message.startswith(start) for message in caplog.messages) == 1
         assert sum("once per workdir" in message for message in caplog.messages) == 1
         caplog.clear()
-        assert evaluating.evaluate(settings, "latest", 0) == pytest.approx(scores)
+        assert evaluate.evaluate(settings, "latest", 0) == pytest.approx(scores)
         assert sum(message.startswith(start) for message in caplog.messages) == 1
         assert not any("once per workdir" in message for message in caplog.messages)
     examined = record.examine(settings, "latest")

@@ -1,7 +1,6 @@
 """NCF's training examples and rankings against brute force: their order, and the items drawn."""
 
 import collections
-import itertools
 import random
 
 import numpy as np
@@ -102,19 +101,6 @@ def test_any_step_is_computed_alone_and_across_epochs(data):
             assert np.array_equal(actual[name], joined[name][first : first + count]), name
 
 
-def test_hosts_share_the_steps_of_a_stream(data):
-    sampler = NegativeSampler(data, 5, NEGATIVES, EVAL_NEGATIVES)
-    per_epoch = sampler.epoch_size // 30
-    for shard, num_shards, start in ((0, 1, 0), (1, 2, 3), (2, 3, per_epoch - 1)):
-        share = 30 // num_shards
-        stream = sampler.train_batches(30, shard, num_shards, start)
-        for step, batch in enumerate(itertools.islice(stream, per_epoch + 2), start):
-            first = step * 30 + shard * share
-            alone = sampler.train(np.arange(first, first + share))
-            for name in ("user", "item", "label", "id"):
-                assert np.array_equal(batch[name], alone[name]), (step, name)
-
-
 @pytest.mark.parametrize(("cores", "threads"), [(6, 8), (1, 3)])
 def test_bytes_of_the_index_and_of_the_batches_being_drawn(cores, threads, data, monkeypatch):
     monkeypatch.setattr(pools, "cores", lambda: cores)
@@ -150,18 +136,6 @@ def test_candidates_are_the_held_out_item_and_items_the_user_has_not_rated(data)
         assert set(actual[user, 1:].tolist()) <= free
         if len(free) < 3:  # 60 draws of one or two
             assert set(actual[user, 1:].tolist()) == free
-
-
-def test_hosts_share_the_users(data):
-    sampler = NegativeSampler(data, 0, NEGATIVES, EVAL_NEGATIVES)
-    users = np.arange(data.num_users, dtype=np.int32)
-    batches = [batch for shard in range(2) for batch in sampler.eval_batches(24, shard, 2)]
-    host = [[1] * 12, [1] * 8 + [0] * 4]  # the first has users 0 to 19
-    assert [batch["mask"].tolist() for batch in batches] == 2 * host
-    real = [batch["mask"] == 1 for batch in batches]
-    for name, values in (("user", users), ("items", sampler.candidates(users))):
-        joined = [batch[name][rows] for batch, rows in zip(batches, real, strict=True)]
-        assert np.array_equal(np.concatenate(joined), values)
 
 
 def test_candidates_are_drawn_evenly(data):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.ncf import ratings
-from benchmarks.ncf.holdout import Holdout
+from benchmarks.ncf.ratings import Holdout
 from common.errors import ConfigError, DataError
 from common.tensorflow import tensorflow
 

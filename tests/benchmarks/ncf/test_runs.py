@@ -14,12 +14,11 @@ import train
 from benchmarks.base import Target
 from benchmarks.ncf.preparation import ratings
 from benchmarks.ncf.ratings import ML_20M
-from commands import evaluating
 from commands.report.record import Record
 from common import keys
 from common.errors import DataError, UserError
 from configs import ncf, ncf_synthetic
-from engine import locations
+from engine import evaluate, locations
 from engine.checkpoint import model_source
 from engine.evaluate import examining
 from engine.plan import read_settings
@@ -80,8 +79,7 @@ def test_made_ratings_have_movielens_form(made_up, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [["--ratings=100"], ["--ratings=99999999"], ["--users=0"], ["--items=x"]],
+    "arguments", [["--ratings=100"], ["--ratings=99999999"], ["--users=0"], ["--items=x"]]
 )
 def test_arguments_that_cannot_work(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
@@ -140,7 +138,7 @@ def test_a_run_resumes_bit_for_bit(held_out, other, tiny_ratings, tmp_path, capl
     assert "resuming at step 7" in caplog.text
     assert_same_state(state_on_disk(at_once, 12), state_on_disk(in_parts, 12))
     with pytest.raises(DataError, match=f"held_out: '{held_out}.* in the checkpoint, 'random"):
-        evaluating.evaluate(settings(in_parts, **{**keys, **other}), "latest", 0)
+        evaluate.evaluate(settings(in_parts, **{**keys, **other}), "latest", 0)
 
 
 @pytest.mark.parametrize(
@@ -222,9 +220,9 @@ def test_a_last_run_trains_on_everything(tiny_ratings, tmp_path, caplog, capsys)
     assert {(users[user], items[item]) for user, item in zip(*own, strict=True)} == pairs
 
     with pytest.raises(DataError, match="config.eval_holdout='none': .* nothing to evaluate"):
-        evaluating.evaluate(asked, "latest", 0)
+        evaluate.evaluate(asked, "latest", 0)
     with pytest.raises(DataError, match="held_out: 'none' in the checkpoint, 'latest' in"):
-        evaluating.evaluate(settings(at_once, data_dir=tiny_ratings), "latest", 0)
+        evaluate.evaluate(settings(at_once, data_dir=tiny_ratings), "latest", 0)
     capsys.readouterr()
     assert predict.main([f"--workdir={at_once}", "--user=8", "--top=3", "--format=json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)

@@ -21,10 +21,11 @@ from benchmarks.resnet import labels
 from benchmarks.resnet.input import regularisation
 from benchmarks.resnet.preparation.examples import tf_example
 from benchmarks.resnet.settings import Objective
-from commands import evaluating, export, report
+from commands import export, report
 from commands.export import formats
 from common.data.shards import read_some
 from common.errors import ConfigError, DataError
+from engine import evaluate
 from engine.checkpoint import model_source
 from engine.plan import read_settings
 from scripts import prepare
@@ -38,9 +39,9 @@ LOGITS = _draw.normal(size=(60, 4)).round(1).astype(np.float32)  # with equal on
 LABELS = _draw.random((60, 4)) < [0.5, 0.1, 0.0, 0.9]
 
 
-def as_rows(parts=3):
+def as_rows():
     columns = {"logits": LOGITS, "label": LABELS, "id": np.arange(60)}
-    return [{name: x[i::parts] for name, x in columns.items()} for i in range(parts)]
+    return [{name: x[i::3] for name, x in columns.items()} for i in range(3)]
 
 
 def predicted():
@@ -169,7 +170,7 @@ def test_a_run_learns_the_labels_and_eval_and_report_show_it(run, capsys):
     assert manifest is not None
     assert (manifest["labels"], manifest["target_metric"]) == ("several", "mAP")
     settings = model_source.settings(workdir)
-    again = evaluating.evaluate(settings, "latest", 0)
+    again = evaluate.evaluate(settings, "latest", 0)
     assert again["mAP"] == pytest.approx(scores["mAP"])
     report.report(settings, "latest")
     page = pathlib.Path(workdir, "report", "report.html").read_text()

@@ -4,7 +4,7 @@ import pathlib
 
 import numpy as np
 
-from benchmarks.translation.preparation import packing
+from benchmarks.translation.preparation import examples
 from benchmarks.translation.vocabulary import EOS
 
 WORDS = "abcdefghijk"  # their ids begin at 2
@@ -33,15 +33,15 @@ def make(folder: pathlib.Path) -> None:
     from common.tensorflow import tensorflow
 
     tf, draw = tensorflow(), np.random.default_rng(0)
-    rows = [packing.row([pair(draw)], LENGTH) for _ in range(90)]
+    rows = [examples.row([pair(draw)], LENGTH) for _ in range(90)]
     for shard in range(4):
         with tf.io.TFRecordWriter(f"{folder}/toy_packed-train-{shard:05d}-of-00004") as file:
             for row in rows[shard::4]:
-                file.write(packing.serialize_example(row))
+                file.write(examples.serialize_example(row))
     pairs = [pair(draw) for _ in range(23)]
     with tf.io.TFRecordWriter(f"{folder}/toy-dev-00000-of-00001") as file:
         for inputs, targets in pairs:
-            file.write(packing.serialize_example({"inputs": inputs, "targets": targets}))
+            file.write(examples.serialize_example({"inputs": inputs, "targets": targets}))
     entries = ["<pad>_", "<EOS>_", *(f"{word}_" for word in WORDS), *"\\_u;0123456789"]
     (folder / "vocab.toy.subwords").write_text("".join(f"'{entry}'\n" for entry in entries))
     (folder / "references.txt").write_text("".join(f"{text(t[:-1])}\n" for _, t in pairs))

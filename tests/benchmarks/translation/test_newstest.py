@@ -16,7 +16,7 @@ import sacrebleu
 
 from benchmarks.translation.evaluation import read_lines
 from benchmarks.translation.vocabulary import EOS, load_vocabulary
-from commands import evaluating
+from engine import evaluate
 from scripts import prepare
 from tests.benchmarks.translation.test_translators import TINY, make, settings
 from tests.test_main import ROOT
@@ -93,7 +93,7 @@ def test_evaluation_scores_the_text_that_it_writes(tmp_path, count):
     overrides = TINY["transformer"] | sizes | steps | {"base_learning_rate": 0.05}
     config = settings("transformer", str(tmp_path / "data"), tmp_path / "run", **overrides)
     train_and_evaluate(config)
-    score = evaluating.evaluate(config, "latest", 0)["BLEU"]
+    score = evaluate.evaluate(config, "latest", 0)["BLEU"]
 
     table = (tmp_path / "run" / "eval" / "translations.tsv").read_text().split("\n")[1:-1]
     sources, translations, references, *_ = zip(*(row.split("\t") for row in table), strict=True)

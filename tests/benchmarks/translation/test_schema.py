@@ -14,7 +14,7 @@ import sentencepiece
 
 import benchmarks
 from benchmarks.translation import schema, vocabulary
-from benchmarks.translation.preparation import packing, vocabularies
+from benchmarks.translation.preparation import examples, vocabularies
 from benchmarks.translation.vocabulary import EOS, split_tokens
 from common.data import data_manifest, records
 from common.errors import DataError
@@ -109,8 +109,8 @@ def write_records(folder, made_with, file, packed=False):
         pairs = encoded(made_with, split)
         rows = [{"inputs": source, "targets": target} for source, target in pairs]
         if packed and split == "train":
-            rows = [packing.row(members, 128) for members in packing.pack(pairs, 128)]
-        records.write_shard(f"{folder}/{name}", map(packing.serialize_example, rows))
+            rows = [examples.row(members, 128) for members in examples.pack(pairs, 128)]
+        records.write_shard(f"{folder}/{name}", map(examples.serialize_example, rows))
     (folder / "vocab.ende.32768").write_bytes(file)
 
 
@@ -188,6 +188,6 @@ def test_sentencepiece_without_the_letters_of_the_text(tmp_path):
     made = vocabulary.parse_vocabulary(model.getvalue(), "vocab.model")
     pairs = [([*made.encode(line.upper()), EOS],) * 2 for line in LINES["eval"]]
     assert all(made.unknown in source for source, _ in pairs)
-    data = [packing.serialize_example({"inputs": s, "targets": t}) for s, t in pairs]
+    data = [examples.serialize_example({"inputs": s, "targets": t}) for s, t in pairs]
     records.write_shard(f"{tmp_path}/{DEV}", data)
     assert schema.vocabulary_error(made, [f"{tmp_path}/{DEV}"]) == ("", False)

@@ -20,8 +20,8 @@ import predict
 import train
 from benchmarks.translation import transformer
 from benchmarks.translation.vocabulary import EOS
-from commands import evaluating
 from common.errors import UserError
+from engine import evaluate
 from engine.plan import read_settings
 from tests.conftest import opened
 from tests.test_train import assert_same_state, fresh_signals, rows, state_on_disk  # noqa: F401
@@ -119,7 +119,7 @@ def typed(monkeypatch, capfdbinary, text: bytes, *flags: str) -> Any:
 def test_evaluation_and_the_tool_translate_alike(trained, monkeypatch, capfdbinary):
     """Whatever the other lines are; an empty line stays empty. Filler lines are not translated."""
     name, workdir, data = trained
-    scores = evaluating.evaluate(settings(name, data, workdir), "latest", 0)
+    scores = evaluate.evaluate(settings(name, data, workdir), "latest", 0)
     assert 0 <= scores["BLEU"] < 1 and scores["TER"] > 0
     (during,) = (row for row in rows(workdir) if row["split"] == "eval")
     assert "chrF" in scores and not {"chrF", "TER"} & set(during)  # it would stop at its target

@@ -21,14 +21,13 @@ from safetensors.numpy import save_file
 import commands.predict
 import predict
 from benchmarks.uses import Classes
-from commands import evaluating
 from commands.predict import classes, model, outputs, sources
 from commands.predict.sources import Picture
 from common.errors import ConfigError
 from common.foreign import resnets as foreign
 from common.images import photos
 from common.images.input_spec import NAMED, prepare_image
-from engine import sharding
+from engine import evaluate, sharding
 from engine.checkpoint import model_source
 from engine.plan import read_settings
 from tests.conftest import make_tiny_config
@@ -91,7 +90,7 @@ def refusal(capsys, *argv):
 @pytest.mark.long
 def test_the_accuracy_is_that_of_evaluation(call, pictures, workdir, tiny_records, monkeypatch):  # noqa: F811
     config = make_tiny_config(tiny_records, moving_average_decay=0.9)
-    scores = evaluating.evaluate(read_settings(config, workdir), "4", 0.0)
+    scores = evaluate.evaluate(read_settings(config, workdir), "4", 0.0)
     times = iter((100.0, 105.5, 115.5))  # the start, compiled, the end
     monkeypatch.setattr(sources, "time", types.SimpleNamespace(monotonic=lambda: next(times)))
     code, table, err = call(pictures, "--batch_size=64")

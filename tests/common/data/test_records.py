@@ -10,10 +10,6 @@ from tests.benchmarks.resnet.preparation.test_digits import frames
 ROWS = [b"", b"one", bytes(range(256)) * 2]
 
 
-def framed(rows=ROWS):
-    return b"".join(map(records.frame, rows))
-
-
 def test_a_frame_by_published_figures():
     """RFC 3720, appendix B.4: the CRC-32C of 32 zeros is 0x8a9136aa.
 
@@ -31,7 +27,7 @@ def test_a_frame_by_published_figures():
 
 def test_a_shard_as_it_was_written(tmp_path):
     path = tmp_path / "x"
-    content = framed()
+    content = b"".join(map(records.frame, ROWS))
     written = records.write_shard(str(path), ROWS)
     digest = hashlib.sha256(content).hexdigest()
     assert written == {"examples": 3, "bytes": len(content), "sha256": digest}

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 import models
 from benchmarks.resnet import architecture
 from common.layers import batch_norm, convolutions, gram_resnet, space_to_depth
-from engine import feed
+from engine import sharding
 from tests.common.layers.test_gram_norm import QUICK, assert_close, jitted
 from tests.conftest import make_programs, make_tiny_config, plan_of
 
@@ -347,7 +347,7 @@ def test_a_short_run_ends_where_the_plain_one_does(tiny_records, tmp_path, span,
         state, totals = plan.initial_state(planned), plan.zeros(spec)()
         batches, seed = plan.benchmark.train_batches(32, 0, 1, 0), plan.seed()
         values = []
-        for batch in itertools.islice(feed.Feed(batches, plan.mesh), planned.total_steps):
+        for batch in itertools.islice(sharding.Feed(batches, plan.mesh), planned.total_steps):
             state, totals, loss = step(seed, state, totals, batch)
             values.append(float(loss))
         return np.array(values)

@@ -12,7 +12,7 @@ from benchmarks.ncf.preparation import recognise as logs
 from benchmarks.translation.preparation import recognise as texts
 from common.data import records
 from common.preparation import schema
-from common.preparation.splits import have_splits, split_of, whole_split
+from common.preparation.folders import have_splits, split_of, whole_split
 from tests.helpers.preparation import choose, place
 
 

@@ -14,6 +14,7 @@ from common.data import data_manifest, files, records
 from common.errors import DataError, UserError
 from common.preparation import writing
 from common.preparation.sources import SourceError
+from common.preparation.writing import repeated_images
 from common.tensorflow import tensorflow
 from scripts import prepare
 from tests.helpers.preparation import leaves
@@ -195,3 +196,26 @@ def test_only_missing_and_torn_shards_are_written(tmp_path, capsys):
     again = writing.write(out, splits, lambda *k: asked.append(k) or make(*k), 1)
     assert again == first and asked == [("train", k) for k in digests[1]]
     assert "continuing: 2 of 3 shards are finished" in capsys.readouterr().out
+
+
+def repeated(rows):
+    digests, labels, splits = map(np.array, zip(*rows, strict=True))
+    return repeated_images(digests, labels, splits, lambda i: f"file {i}")
+
+
+def test_a_photo_under_two_labels_is_told_first():
+    rows = [
+        *[("a", 1, "train"), ("b", 1, "train"), ("a", 1, "train"), ("c", 2, "train")],
+        *[("c", 2, "validation"), ("d", 1, "train"), ("d", 2, "validation"), ("e", 1, "train")],
+    ]
+    two, both, several = repeated(rows)
+    assert "two labels" in two and "file 5 = file 6" in two
+    assert "both splits" in both and "file 3 = file 4" in both
+    assert "in one split" in several and "file 0 = file 2" in several
+    assert repeated(rows[3:4]) == []
+
+
+def test_few_of_many_are_named():
+    (line,) = repeated([(i % 9, 1, 0) for i in range(90)])
+    assert line.startswith("9 images are") and line.endswith("; and 6 more")
+    assert line.count(" = ") == 9

@@ -14,9 +14,9 @@ import pytest
 
 import train
 from benchmarks.resnet import ImageClassifier
-from commands import evaluating
 from common.data import files, records
 from common.errors import CheckpointError, ConfigError, DataError
+from engine import evaluate
 from engine.cadence import Every
 from engine.checkpoint import manifest as manifests
 from engine.checkpoint.checkpointer import Checkpointer
@@ -84,7 +84,7 @@ def test_a_checkpoint_describes_its_data(workdir, tiny_records):
 
 def test_moved_data_are_the_same(workdir, tiny_records, tmp_path, notes):
     moved = str(shutil.copytree(tiny_records, tmp_path / "moved"))
-    evaluating.evaluate(settings(workdir, moved), "latest", 0.0)
+    evaluate.evaluate(settings(workdir, moved), "latest", 0.0)
     assert notes() == []
 
 
@@ -99,7 +99,7 @@ def test_other_classes_are_refused(workdir, tiny_records, tmp_path, notes):
         "'n1' in the checkpoint, 'n2' in the data. .* --config.accept_other_data=True"
     )
     with pytest.raises(DataError, match=expected):
-        evaluating.evaluate(asked, "latest", 0.0)
+        evaluate.evaluate(asked, "latest", 0.0)
     with pytest.raises(DataError, match=expected):
         train.train_and_evaluate(asked)
     notes()
@@ -161,7 +161,7 @@ def test_a_score_that_does_not_exist_is_refused(evaluates, workdir, tiny_records
     asked = settings(workdir, tiny_records, train_steps="15", best_by="macro_F1")
     with pytest.raises(ConfigError, match=r"config.best_by='macro_F1'.* macro_f1, .* recall/n0, "):
         if evaluates:
-            evaluating.evaluate(asked, "best", 0.0)
+            evaluate.evaluate(asked, "best", 0.0)
         else:
             train.train_and_evaluate(asked)
 
@@ -176,11 +176,7 @@ def test_a_score_that_does_not_exist_is_refused(evaluates, workdir, tiny_records
         ("x1", "x2", ["names: 'x1' in ", "'x2' in "]),
         ({"digest": "0123456789abcdef" * 4}, {"digest": "f" * 64}, ["'0123456789ab...'", "'ffff"]),
         (["a", "b", "c"], ["a", "c"], ["entry 1 of names (2 differ; 3 then, 2 now): 'b' ", "'c' "]),
-        (
-            [[3]],
-            [[3], [4, "b"]],
-            ["entry 1 of names (1 differ; 1 then, 2 now): nothing ", "'b'"],
-        ),
+        ([[3]], [[3], [4, "b"]], ["entry 1 of names (1 differ; 1 then, 2 now): nothing ", "'b'"]),
     ],
 )
 def test_what_differs_is_said_with_both_versions(then, now, words):
@@ -206,7 +202,7 @@ def test_an_imported_model_has_names_of_its_own(workdir, tiny_records, notes):
     path = workdir / "checkpoints/12/manifest/metadata"
     facts = {**manifest(workdir, 12), "class_names": ["tench", "n1", "n2", "n3"], "imported": {}}
     path.write_text(json.dumps(facts))
-    evaluating.evaluate(settings(workdir, tiny_records), "latest", 0.0)
+    evaluate.evaluate(settings(workdir, tiny_records), "latest", 0.0)
     (note,) = notes()
     assert (
         "was trained on other data: entry 0 of class_names (1 differ): 'tench' in the checkpoint"
@@ -240,7 +236,7 @@ def test_other_records_are_a_note(workdir, tiny_records, tmp_path, notes):
     rows = [*records.read_shard(str(first)), *records.read_shard(str(second))]
     records.write_shard(str(first), rows[1:24])  # as many records as before, in other files
     records.write_shard(str(second), [rows[0], *rows[24:]])
-    evaluating.evaluate(settings(workdir, str(other)), "latest", 0.0)
+    evaluate.evaluate(settings(workdir, str(other)), "latest", 0.0)
     assert notes() == []  # the records to evaluate are the same
     train.train_and_evaluate(settings(workdir, str(other), train_steps="15"))
     (note,) = notes("the data have changed")

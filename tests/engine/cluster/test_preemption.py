@@ -85,8 +85,7 @@ with preemption.deferred():
 
 
 @pytest.mark.parametrize(
-    ("name", "code"),
-    [("INT", 130), ("HUP", 143), ("USR1", 143), ("USR2", 143), ("XCPU", 143)],
+    ("name", "code"), [("INT", 130), ("HUP", 143), ("USR1", 143), ("USR2", 143), ("XCPU", 143)]
 )
 def test_warnings_of_clusters_save_as_sigterm_does(name, code):
     with child(SAVES, errors=True) as process:

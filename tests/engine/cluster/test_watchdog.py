@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.cluster import hostlog, preemption, processes, watchdog
+from engine.cluster import preemption, processes, watchdog
 from engine.cluster.watchdog import Watchdog, doing
 from engine.run import Run
 
@@ -18,7 +18,7 @@ def dog(tmp_path):
     """A watchdog without a thread, whose clock a test moves; and the reasons why it ended runs."""
     ended = []
     watching = Watchdog(
-        *(0.0, hostlog.attach(str(tmp_path), 3).note),
+        *(0.0, processes.attach_log(str(tmp_path), 3).note),
         leave=ended.append,
         others=lambda: ["host 1 is training"],
     )
@@ -90,7 +90,7 @@ def test_a_run_of_slow_steps_that_was_asked_to_stop_may_end_its_step(dog):
 def test_the_thread_watches_the_clock(tmp_path):
     ended = queue.Queue()
     doing("training")
-    note = hostlog.attach(str(tmp_path), 0).note
+    note = processes.attach_log(str(tmp_path), 0).note
     Watchdog(0.1, note, leave=ended.put)
     assert "training" in ended.get()  # a test that hangs here has failed
 

@@ -5,7 +5,7 @@ Pallas kernels, random bits, sorts, gathers and scatters.
 
 import pytest
 
-from engine.forecast import kernels, operations, timing
+from engine.forecast import kernels, operations
 from engine.forecast.operations import Operation
 from tests.engine.forecast.test_estimates import V5E
 
@@ -137,7 +137,7 @@ def kernels_of(text: str, bundles: dict[str, tuple[int, int]]) -> dict[str, Oper
 
 def test_a_kernel_takes_the_longer_of_its_bytes_and_its_bundles():
     found = kernels_of(HLO, {"k.3": (10, 0), "k.5": (777_000, 0)})
-    by_bytes = timing.operation_seconds(V5E.chip, 0, 2 * ARRAY, 0)
+    by_bytes = V5E.chip.operation_seconds(0, 2 * ARRAY, 0)
     assert found["k.3"].seconds == found["k.4"].seconds == pytest.approx(by_bytes)
     assert found["k.3"].bundles == found["k.4"].bundles == 10  # equal kernels: one file for both
     assert found["k.5"].bundles == 777_000
@@ -152,7 +152,7 @@ def test_random_bits_count_by_their_bytes():
     )
     bits = kernels_of(text, {})["r.1"]
     assert bits.moved == 2 * ARRAY
-    assert bits.seconds == timing.operation_seconds(V5E.chip, 0, bits.moved, 0)
+    assert bits.seconds == V5E.chip.operation_seconds(0, bits.moved, 0)
 
 
 def test_libtpu_is_asked_and_its_files_are_read(tmp_path, monkeypatch):

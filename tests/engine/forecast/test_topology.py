@@ -3,7 +3,7 @@
 import pytest
 
 from common.errors import ConfigError
-from engine.forecast.topology import CHIPS, machines, of_kind, parse_slices
+from engine.forecast.topology import CHIPS, Chip, machines, of_kind, parse_slices
 
 
 @pytest.mark.parametrize(
@@ -100,3 +100,23 @@ def test_chips_by_what_jax_calls_them():
     assert [one.name for one in parse_slices("all")] == [
         *("v2:2x2", "v3:2x2", "v4:2x2x1", "v5e:2x4", "v5p:2x2x1", "v6e:2x4", "tpu7x:2x2x1")
     ]
+
+
+V4, V3 = CHIPS["v4"], CHIPS["v3"]
+
+
+def test_the_longest_limit_counts():
+    """275 TFLOP/s, 1.2 TB/s and 1.05 GHz; of v3 half of a chip's rates are a core's."""
+    product = Chip.operation_seconds
+    assert product(V4, 275e12, 1.2e9, 0) == 1.0  # its FLOPs
+    assert product(V4, 275e9, 1.2e12, 0) == 1.0  # its bytes
+    assert product(V4, 275e9, 1.2e9, 1.05e9) == pytest.approx(0.66)  # its cycles
+    assert product(V3, 61.5e12, 0, 0) == product(V3, 1, 0.45e12, 0) == 1.0
+    # Without a product: the bytes at 0.95 of the bandwidth, a quarter of the cycles.
+    assert product(V4, 0, 1.14e12, 1.05e9) == pytest.approx(1.0)
+    assert product(V4, 0, 0, 1.05e9) == pytest.approx(0.25)
+
+
+def test_every_chip_has_a_time():
+    for chip in CHIPS.values():
+        assert chip.operation_seconds(1e12, 1e9, 1e6) > 0

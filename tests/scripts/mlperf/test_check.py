@@ -17,7 +17,7 @@ from common.errors import UserError
 from configs import mlperf_resnet50 as recipes
 from engine import mlperf
 from scripts.mlperf import check as mlperf_check
-from scripts.mlperf import logs as mlperf_logs
+from scripts.mlperf import results as mlperf_logs
 from tests.helpers.mlperf_fixture import RULESETS, Clock, make_package, mlperf_config, write_run
 from tests.test_main import ROOT
 

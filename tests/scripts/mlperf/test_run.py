@@ -17,7 +17,7 @@ from benchmarks.resnet import mlperf as resnet_mlperf
 from common.errors import UserError
 from scripts.gradient import Children
 from scripts.mlperf import check as mlperf_check
-from scripts.mlperf import logs as mlperf_logs
+from scripts.mlperf import results as mlperf_logs
 from scripts.mlperf import results as mlperf_results
 from scripts.mlperf import run as mlperf_run
 from tests.helpers.mlperf_fixture import (

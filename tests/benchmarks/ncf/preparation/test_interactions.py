@@ -67,10 +67,6 @@ def read_back(out):
     return [(users[u], items[i], int(time)) for u, i, time in rows["ratings.csv"]]
 
 
-def without_rating(rows):
-    return [(user, item, time) for user, item, _, time in rows]
-
-
 def jsonl(rows, names=HEADER):
     return "".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows)
 
@@ -102,7 +98,7 @@ def test_each_form_gives_the_rows(name, form, tmp_path):
     rows = make_rows()
     path = write(tmp_path, name, form(rows))
     line = make(path, tmp_path / "out")
-    assert read_back(tmp_path / "out") == without_rating(rows)
+    assert read_back(tmp_path / "out") == [(user, item, time) for user, item, _, time in rows]
     assert "--config.train_batch_size=32 " in line and "--config.min_ratings=3 " in line
     assert "--config.eval_negatives=all " in line
     (dataset,) = recognise.dataset_formats(Folder.open(path))

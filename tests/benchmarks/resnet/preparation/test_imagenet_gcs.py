@@ -9,11 +9,7 @@ import pytest
 
 from configs import resnet50
 from scripts import prepare
-from tests.benchmarks.resnet.preparation.test_imagenet import (
-    contents,
-    pictures,
-    write_imagenet,
-)
+from tests.benchmarks.resnet.preparation.test_imagenet import contents, pictures, write_imagenet
 from tests.helpers.preparation import check_data, leaves, place
 from tests.test_main import ROOT
 

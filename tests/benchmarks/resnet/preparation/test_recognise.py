@@ -410,9 +410,9 @@ SEVERAL = {
 }
 
 
-def lines_table(folder, lines, name="t.csv"):
+def lines_table(folder, lines):
     photos = pictures(f"i/{i}.jpg" for i in range(6))
-    return place(folder, photos | {name: "\n".join([*lines, ""])})
+    return place(folder, photos | {"t.csv": "\n".join([*lines, ""])})
 
 
 def prepared_labels(dataset, out):
@@ -450,10 +450,7 @@ ONE = {  # tables that look like it, and have one label; its column and classes
         ["f,none,rust,scab", *(f"{i}.jpg,{['1,0,0', '0,1,0', '0,0,1'][i % 3]}" for i in range(6))],
         {"none", "rust", "scab"},
     ),
-    "lists of one": (
-        ["f,labels", *(f"{i}.jpg,['{'ab'[i % 2]}']" for i in range(6))],
-        {"a", "b"},
-    ),
+    "lists of one": (["f,labels", *(f"{i}.jpg,['{'ab'[i % 2]}']" for i in range(6))], {"a", "b"}),
     "commas in names": (
         ["f,label", *(f'{i}.jpg,"black, {("white", "red", "grey")[i % 3]}"' for i in range(6))],
         {"black, grey", "black, red", "black, white"},

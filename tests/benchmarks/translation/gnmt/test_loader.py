@@ -16,7 +16,7 @@ import pytest
 from benchmarks.translation import vocabulary
 from benchmarks.translation.gnmt import loader
 from benchmarks.translation.gnmt.corpus import Buckets, bucket_batches, id_type
-from benchmarks.translation.preparation import packing
+from benchmarks.translation.preparation import examples
 from benchmarks.translation.schema import FEATURES
 from common.data import records as shard_files
 from common.errors import ConfigError, DataError
@@ -359,7 +359,7 @@ def draw_pairs(count, seed=0):
 
 
 def write_rows(path, rows):
-    shard_files.write_shard(str(path), [packing.serialize_example(row) for row in rows])
+    shard_files.write_shard(str(path), [examples.serialize_example(row) for row in rows])
     return str(path)
 
 
@@ -392,7 +392,7 @@ def test_single_pairs_come_back(tmp_path):
 def test_packed_rows_are_cut_into_their_pairs(tmp_path, order):
     """Also Google's rows, with zeros between the pairs and none at the end."""
     members = [draw_pairs(n, n) for n in (3, 1, 2)]
-    rows = [packing.row(row, 24) for row in members]
+    rows = [examples.row(row, 24) for row in members]
     padding = dict.fromkeys(FEATURES, [0] * 5)
     files = [[*rows, padding], [google_row(), rows[0]]]
     paths = [write_rows(tmp_path / f"{i}", files[k]) for i, k in enumerate(order)]
@@ -415,7 +415,7 @@ def test_an_empty_file_among_others(tmp_path):
 def test_evaluation_reads_single_pairs_beside_packed_rows(tmp_path):
     data = draw_pairs(3)
     paths = [
-        write_rows(tmp_path / "a", [packing.row(data, 40)]),
+        write_rows(tmp_path / "a", [examples.row(data, 40)]),
         write_rows(tmp_path / "b", map(single, data)),
     ]
     actual = read_rows(paths, "eval")
@@ -428,7 +428,7 @@ def test_evaluation_reads_single_pairs_beside_packed_rows(tmp_path):
 
 
 def changed_row(**features):
-    return {**packing.row([([5, 6, 1], [7, 1]), ([8, 1], [9, 9, 1])], 6), **features}
+    return {**examples.row([([5, 6, 1], [7, 1]), ([8, 1], [9, 9, 1])], 6), **features}
 
 
 @pytest.mark.parametrize(

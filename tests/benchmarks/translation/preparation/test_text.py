@@ -18,7 +18,7 @@ from common.tensorflow import tensorflow
 from configs import transformer
 from scripts import prepare
 from tests.benchmarks.resnet.preparation.test_imagenet_gcs import assert_same
-from tests.benchmarks.translation.preparation.test_packing import unpack
+from tests.benchmarks.translation.preparation.test_examples import unpack
 from tests.helpers.preparation import check_data
 from tests.test_main import ROOT
 

@@ -60,10 +60,7 @@ def test_the_settings_are_those_of_the_folder(folder, model):
 def test_pieces_of_both_languages(folder, model):
     vocabulary, ids = vocabulary_of(model), json.loads((folder / "vocab.json").read_text())
     for side, lines, encode in zip(
-        ("source", "target"),
-        TEXTS,
-        (vocabulary.encode, vocabulary.encode_target),
-        strict=True,
+        ("source", "target"), TEXTS, (vocabulary.encode, vocabulary.encode_target), strict=True
     ):
         pieces = sentencepiece.SentencePieceProcessor(str(folder / f"{side}.spm"))
         for line in lines:

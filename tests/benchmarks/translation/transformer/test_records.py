@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.records import RecordFiles
 from benchmarks.translation import schema
-from benchmarks.translation.preparation import packing
+from benchmarks.translation.preparation import examples
 from benchmarks.translation.schema import FEATURES
 from benchmarks.translation.transformer import records
 from benchmarks.translation.vocabulary import Vocabulary
@@ -22,11 +22,11 @@ NAME = "x_packed-train-{:05d}-of-00002"
 
 
 def write(path, rows):
-    shard_files.write_shard(str(path), [packing.serialize_example(row) for row in rows])
+    shard_files.write_shard(str(path), [examples.serialize_example(row) for row in rows])
 
 
 def packed_rows(pairs=PAIRS, length=LENGTH):
-    return [packing.row(members, length) for members in packing.pack(pairs, length)]
+    return [examples.row(members, length) for members in examples.pack(pairs, length)]
 
 
 def single(pair):
@@ -101,7 +101,7 @@ def test_single_pairs_are_rows_of_one_segment(tmp_path, caplog):
     assert source.pairs == 3 and source.tokens == (10, 8)
     values = parsed(opened(tmp_path, patterns=NAME.format(1)))
     for row, pair in enumerate(PAIRS[1:]):
-        expected = packing.row([pair], LENGTH)
+        expected = examples.row([pair], LENGTH)
         for name in FEATURES:
             assert values[name][row].tolist() == expected[name].tolist()
     assert "1 of 4 train pairs have more than 12 tokens" in caplog.text
@@ -129,7 +129,7 @@ def test_evaluation_takes_the_single_records_with_long_targets(tmp_path):
 
 def google_rows(*sizes):
     """Rows of one pair and of these lengths, which no padding makes equal."""
-    return [packing.row([([5] * (size - 1) + [1], [6, 1])], size) for size in sizes]
+    return [examples.row([([5] * (size - 1) + [1], [6, 1])], size) for size in sizes]
 
 
 def test_a_few_packed_rows_that_are_too_long_are_left_out(tmp_path, caplog):
