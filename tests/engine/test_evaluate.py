@@ -113,3 +113,19 @@ def test_every_example_is_predicted_once(counted, monkeypatch):
     state: Any = None
     with pytest.raises(DataError, match=f"saw {counted} examples, the data hold 4"):
         list(evaluate.predict_all(run, predict, state))
+
+
+@pytest.mark.parametrize("step", [-1, 0, 7])
+def test_a_checkpoint_before_the_first_step_is_one(step, monkeypatch):
+    monkeypatch.setattr(evaluate, "model_items", lambda state: "asked")
+    asked: list[Any] = []
+    restored = types.SimpleNamespace(
+        read=lambda choose, model, known: asked.append(known) or (step, model(step)),
+        restore=lambda step, items: {"model": {"params": (step, items["model"])}},
+    )
+    abstract = types.SimpleNamespace(_replace=lambda **items: items)
+    self: Any = types.SimpleNamespace(checkpoints=restored, abstract=abstract, step=step)
+    found = evaluate.Examination.restore(self)
+    assert found == (None if step < 0 else (step, {"params": (step, "asked")}))
+    evaluate.Examination.restore(self, after=0)  # a newer one than that of step 0
+    assert asked == [step, None]

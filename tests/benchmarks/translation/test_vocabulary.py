@@ -102,6 +102,10 @@ def test_text_comes_back(models, name, kind, size):
         assert all(1 < i < loaded.size for i in ids)
         padded = np.array([0, *ids, 0, vocabulary.EOS, *ids, 5])
         assert loaded.decode(padded) == text
+    if kind == "sentencepiece":
+        own = pytest.importorskip("sentencepiece").SentencePieceProcessor(str(models[name]))
+        assert [loaded.pieces[i] for i in ids] == own.encode(text, out_type=str)
+        assert loaded.pieces[loaded.unknown] == own.id_to_piece(own.unk_id())
     assert loaded.decode([]) == loaded.decode([1, 7]) == ""
     assert isinstance(loaded.decode([loaded.size - 1, loaded.size, 10**6]), str)
 

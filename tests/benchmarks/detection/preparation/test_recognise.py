@@ -221,3 +221,21 @@ def test_a_damaged_json_beside_labels_is_named(tmp_path, capsys):
     (dataset,) = recognise.dataset_formats(Folder.open(str(tmp_path)))
     assert dataset.name == "yolo"
     assert f"not taken: {tmp_path}/a.json is damaged" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("labels", "table", "expected"),
+    [(9, 1, (19, 1)), (8, 1, (18, 11)), (9, 8, (19, 8)), (10, 9, (20, 19))],
+)
+def test_a_table_beside_labels_of_nearly_all_images_is_a_copy(
+    labels, table, expected, tmp_path, monkeypatch
+):
+    """Of ten images; the format with more files is likelier."""
+    kind = recognise.label_folders.Detected
+    found = [kind("yolo", "", labels, False), kind("table", "", table, True)]
+    monkeypatch.setattr(recognise.label_folders, "detect", lambda folder: found)
+    rows = recognise.dataset_formats(place(tmp_path, photos("a", 0, 10)))
+    assert [(row.name, row.num_files) for row in rows] == [
+        *(("yolo", expected[0]), ("table", expected[1]))
+    ]
+    assert "--masks" in rows[1].arguments and "--masks" not in rows[0].arguments

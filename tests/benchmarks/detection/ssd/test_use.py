@@ -8,6 +8,7 @@ from benchmarks.detection.use import distance
 from commands import export
 from commands.export import formats, programs
 from engine.checkpoint import model_source
+from tests.commands.conftest import opens  # noqa: F401 (a fixture)
 from tests.commands.predict.test_boxes import (
     data,  # noqa: F401 (fixtures)
     model,  # noqa: F401 (fixtures)

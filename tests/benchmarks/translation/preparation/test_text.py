@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.translation import vocabulary
+from benchmarks.translation.preparation import text
 from benchmarks.translation.schema import SIDES
 from common.data import records as shard_files
 from common.errors import DataError
@@ -193,3 +194,39 @@ def test_from_and_to_gs(gcs, made):
     assert_same(gcs, f"{target}/records", expected)
     with pytest.raises(DataError):
         vocabulary.load_vocabulary(f"{raw}/nothing")
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "recipe", "batch", "epochs"),
+    [
+        (99_999, 256, "small.py:transformer", 64, 10),
+        (100_000, 256, "transformer", 0, 0),
+        (5_078, 256, "small.py:transformer", 16, 20),  # 5000 steps of 16 are 15.8 epochs
+        (5_079, 256, "small.py:transformer", 64, 30),  # 2500 of 64: 31.5
+        (400, 256, "small.py:transformer", 16, 100),  # 200 epochs would be too many
+        (850, 64, "small.py:transformer", 64, 100),
+        (3, 256, "small.py:transformer", 1, 100),
+    ],
+)
+def test_the_schedule_fits_the_number_of_rows(rows, length, recipe, batch, epochs):
+    found, flags = text._schedule(rows, length)
+    assert found == recipe
+    if recipe == "transformer":
+        assert flags == []
+        return
+    assert flags[:-5] == (
+        [] if rows * length < 1_300_000 else ["--config.width=256", "--config.mlp_width=1024"]
+    )
+    assert flags[-5:] == [
+        f"--config.train_batch_size={batch}",
+        f'--config.train_steps="{epochs} epochs"',
+        f'--config.warmup_steps="{epochs // 10} epochs"',
+        f'--config.steps_per_eval="{epochs // 5} epochs"',
+        f'--config.steps_per_checkpoint="{epochs // 5} epochs"',
+    ]
+
+
+def test_a_batch_is_a_power_of_two_of_a_quarter_of_the_rows():
+    assert [text._batch(32, rows) for rows in (1, 7, 8, 15, 16, 127, 128, 9999)] == [
+        *(1, 1, 2, 2, 4, 16, 32, 32)
+    ]
