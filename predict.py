@@ -1,6 +1,6 @@
 """Answers with a trained model: classes or boxes of pictures, translations, recommendations.
 
-    python predict.py photo.jpg folder/ 'gs://bucket/x/*.jpg' --workdir=runs/digits
+    python predict.py data/digits_photos photo.jpg 'gs://bucket/x/*.jpg' --workdir=runs/digits
     python predict.py folder/ --workdir=runs/ssd_digits --draw=drawn --out=boxes.json
     python predict.py "A dog runs." --workdir=runs/phrases --n_best=3
     python predict.py messages.po --workdir=runs/memory --out=messages.de.po

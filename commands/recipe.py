@@ -104,7 +104,7 @@ def check_keys(argv: Sequence[str], file: str, own: Collection[str]) -> None:
             near = difflib.get_close_matches(key, own, 1)
             others = f"did you mean {near[0]}?" if near else f"it has: {', '.join(own)}"
             name = file.partition(":")[0]
-            raise ConfigError(f"{name} has no key {key!r}; {others}; see docs/config.md")
+            raise ConfigError(f"{name} has no key {key!r}; {others} (all: docs/config.md)")
 
 
 def explain(

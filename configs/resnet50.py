@@ -75,8 +75,8 @@ def get_config() -> ml_collections.ConfigDict:
     config.num_filters = 64  # channels of the stem
     config.precision = "bfloat16"  # of activations; parameters and statistics are float32
     config.space_to_depth = False  # True: the stem reads blocks of 2 x 2 pixels
-    # Devices that share BatchNorm statistics, 0 for all; or "64/4096": as many devices
-    # as have 64 of the 4096 images of a forward pass, so that their number does not matter.
+    # Devices that share BatchNorm statistics, 0 for all, or images that do: "64/4096". These are
+    # 64 of the 4096 images of a forward pass, so that the number of devices does not matter.
     config.bn_span = config_dict.FieldReference(1, field_type=object)  # a number or text
     config.bn_momentum = 0.9  # of the running statistics
     # 'frozen': training normalises with the statistics of `init_from`; they never change.

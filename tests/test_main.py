@@ -69,7 +69,7 @@ def fails_with(done, *words):
     [
         (
             ["--workdir=w", "--config.trian_steps=5"],
-            ["'trian_steps'", "did you mean train_steps?; see docs/config.md"],
+            ["'trian_steps'", "did you mean train_steps? (all: docs/config.md)"],
         ),
         (["--workdir=w", "--wrokdir=x"], ["wrokdir", "workdir"]),
         (["--workdir=w", "extra"], ["'extra'"]),
