@@ -70,7 +70,7 @@ def get_config() -> ml_collections.ConfigDict:
     # Compiled programs for the next start, outside the workdir; local or gs://, '' keeps none.
     config.compilation_cache = "~/.cache/tpu_suite"
 
-    # The log of an MLPerf run, docs/mlperf.md; run_and_time.sh sets the first three.
+    # The log of an MLPerf run, docs/mlperf.md; run_and_time.sh sets the first three and status.
     config.mlperf = ml_collections.ConfigDict()
     config.mlperf.format = ""  # 'mllog', 'v0.5' (NCF: only this), or '' for no log
     config.mlperf.org = ""  # the submitter
