@@ -14,7 +14,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.dataset = ""  # 'fake': one random batch, kept on the devices, instead of data_dir
     config.data_dir = ""  # '' = the folder in the environment variable `data_env`
     config.train_files = "train-*"  # patterns of the records' names
-    config.eval_files = "val-*"  # patterns
+    config.eval_files = "val-*"  # patterns for evaluation
     # COCO's own file of the evaluation's annotations; the score is computed with it.
     config.eval_annotations = "instances_val*.json,raw-data/annotations/instances_val*.json"
     # 0 = as many as the data hold; any other number must agree with the data.
@@ -23,17 +23,17 @@ def get_config() -> ml_collections.ConfigDict:
     config.num_eval_images = 0  # the same
     config.num_classes = 0  # without the background; 0 = as many as the data have, else COCO's 80
     config.class_numbers = "order"  # class k is the k-th category; 'ids': the category with id k
-    config.max_boxes = 100  # of an image in training; of more, the largest are taken
+    config.max_boxes = 100  # of a training image, at most; of more, the largest are taken
     config.random_flip = True  # training mirrors half of the images
-    # '' = as MLPerf has it. 'light', 'medium' and 'strong' show objects in more sizes (SSD: smaller
-    # ones) and colours, for few images.
+    # 'light', 'medium' or 'strong': presets; for few images, objects in more sizes (SSD: smaller
+    # ones) and colours. '' = as MLPerf has it.
     config.augmentation = ""
 
     # Model.
     config.num_filters = 64  # channels of the stem
-    config.max_pool = "same"  # the padding; 'torch' for weights from PyTorch
+    config.max_pool = "same"  # padding of the max-pool; 'torch' for weights from PyTorch
     config.precision = "bfloat16"  # of activations; parameters, boxes and losses are float32
-    config.bn_momentum = 0.9  # of the running statistics
+    config.bn_momentum = 0.9  # of BatchNorm's running statistics
 
     # Optimisation.
     config.init_env = "MLP_GCS_RESNET_CHECKPOINT"  # a ResNet of the same depth
@@ -44,8 +44,8 @@ def get_config() -> ml_collections.ConfigDict:
 
     # Evaluation.
     config.min_score = 0.05  # detections with a lower score are dropped
-    config.nms_iou = 0.5  # of two that overlap so much, the better one stays
-    # Pixels of the tiles that images are cut into to evaluate; 'auto': the model's input; 0: none.
+    config.nms_iou = 0.5  # IoU of non-maximum suppression (NMS)
+    # Pixels of the tiles' side in evaluation; 'auto': the model's input; 0: none.
     config.eval_tiles = config_dict.FieldReference(0, field_type=object)
     config.stop_at_target = True
     return config

@@ -24,12 +24,12 @@ def get_config() -> ml_collections.ConfigDict:
     config.data_env = "MLP_PATH_GCS_NMT"  # environment variable of the folder
     config.train_source = "train.tok.clean.bpe.32000.en"  # sentences, one in a line
     config.train_target = "train.tok.clean.bpe.32000.de"  # their translations
-    config.eval_source = "newstest2014.tok.bpe.32000.*en"  # to evaluate; Google has .padded.en
-    config.eval_target = "newstest2014.tok.bpe.32000.*de"  # its translations
+    config.eval_source = "newstest2014.tok.bpe.32000.*en"  # to translate; Google has .padded.en
+    config.eval_target = "newstest2014.tok.bpe.32000.*de"  # their translations
     config.train_files = "*packed-train*,wmt32k-encoded-train-*"  # patterns of the records' names
-    config.eval_files = "*-dev*,wmt32k-encoded-dev*"  # patterns
-    config.vocabulary_file = "vocab.*"  # patterns
-    # The true translations as text, a line for each sentence. The first of these files that
+    config.eval_files = "*-dev*,wmt32k-encoded-dev*"  # patterns for evaluation
+    config.vocabulary_file = "vocab.*"  # patterns of its name
+    # Reference translations as text, line by line. The first of these files that
     # exists. Without any they are decoded from the eval targets. A single name must exist.
     config.eval_references = "references.txt,newstest2014.de,wmt14-en-de.ref"
     # 0 = as many as the data hold; any other number must agree with the data. Only the pairs count
@@ -49,10 +49,10 @@ def get_config() -> ml_collections.ConfigDict:
     config.width = 1024  # of the embeddings and layers
     config.dropout = 0.2  # of each LSTM's input
     config.label_smoothing = 0.1  # the share of each target that all classes share
-    config.projection_bias = True  # of the logits; Google's entries have none
+    config.projection_bias = True  # bias of the logits; Google's entries have none
     config.counts_eos = True  # the loss counts ends of sentences; Google's before v0.7 did not
-    config.init_scale = 0.1  # weights and biases begin within this of 0
-    config.attention_gain = 1 / math.sqrt(1024)  # the length that attention's vector starts with
+    config.init_scale = 0.1  # bound of initial weights and biases
+    config.attention_gain = 1 / math.sqrt(1024)  # norm of attention's vector at the start
     config.precision = "bfloat16"  # of activations; parameters, cells and losses are float32
 
     # Optimisation.
@@ -72,10 +72,10 @@ def get_config() -> ml_collections.ConfigDict:
 
     # Evaluation.
     config.eval_batch_size = 512  # sentences
-    config.beam_size = 5  # translations that the search follows
+    config.beam_size = 5  # beams of the search
     config.length_penalty = 0.6  # the power of the length that a score is divided by
     config.coverage_penalty = 0.1  # for source tokens that got little attention
-    config.max_length = 150  # tokens of a translation; the end of the sentence included
+    config.max_length = 150  # tokens of a translation, at most; the end of the sentence included
     config.target = 0.24  # BLEU to reach, uncased
     config.stop_at_target = True
     return config

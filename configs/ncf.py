@@ -23,13 +23,13 @@ def get_config() -> ml_collections.ConfigDict:
     config.data_dir = ""  # '' = the folder in the environment variable `data_env`
     config.data_env = "MLP_PATH_GCS_NCF"  # environment variable of the folder
     config.min_ratings = 20  # users with fewer are left out
-    # All three 0 = as many as the data hold. Without data, as in preflight: ml-20m's 138493, 26744
+    # 0 = as many as the data hold; all three. Without data, as in preflight: ml-20m's 138493, 26744
     # and 20000263. Other numbers must agree with the data.
     config.num_users = 0
     config.num_items = 0  # the same
     config.num_ratings = 0  # the same
     config.train_negatives = 4  # items drawn for each rating; others in each epoch
-    # Held-out items: the 'latest' of each user, a 'random' one, from a date on, or 'none'. The seed
+    # Hold out items: the 'latest' of each user, a 'random' one, from a date on, or 'none'. The seed
     # draws. A date: '2018-05-31', or 'date' or '20%' for the newest rows.
     config.eval_holdout = "latest"
     # Items that the held-out one is ranked among; 'all': that the user does not train on.

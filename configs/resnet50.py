@@ -21,24 +21,24 @@ def get_config() -> ml_collections.ConfigDict:
     # $TPU_MODEL_DIR/input_data, else the public random images in `data_fallback`.
     config.data_dir = ""
     config.data_env = "MLP_PATH_GCS_IMAGENET"  # environment variable of the folder
-    config.data_fallback = "gs://cloud-tpu-test-datasets/fake_imagenet"  # the last resort
+    config.data_fallback = "gs://cloud-tpu-test-datasets/fake_imagenet"  # if nothing else is named
     config.train_files = "train-*,train/train-*"  # patterns of the records' names
-    config.eval_files = "validation-*,validation/validation-*"  # patterns
+    config.eval_files = "validation-*,validation/validation-*"  # patterns for evaluation
     # 0 = as many as the data hold; any other number must agree with the data.
     config.num_train_images = 0
     config.num_eval_images = 0  # the same
     # 0 = as many as the data declare (manifest.json, TFDS), else 1000. 1001: the stored labels, in
     # which 0 is the background.
     config.num_label_classes = 0
-    # 'several': a picture has any of the labels, or none; each is a question of its own. 'one':
+    # 'several': a picture has any number of labels; each is a question of its own. 'one':
     # exactly one; 'auto': as the data declare (manifest.json), else 'one'.
     config.labels = "auto"
-    config.image_size = 224  # pixels
-    # Training images of another size from a fraction of the run on. ((0, 128), (0.4, 160)) has 128
+    config.image_size = 224  # side in pixels
+    # Progressive resizing: pairs of fraction of the run and size. ((0, 128), (0.4, 160)) has 128
     # pixels in the first 40 % of the steps. (): always image_size. One more program per size.
     config.image_sizes = ()
     config.eval_image_size = 0  # pixels of evaluation, prediction and export; 0 = image_size
-    # True: evaluation and prediction average the logits of an image and its mirror. It takes twice
+    # True: evaluation and prediction average logits of image and mirror. It takes twice
     # the time. Exported models do not.
     config.eval_flip = False
     # How training images are cropped and resized. 'exact': as in the tutorial. 'fast': more images
@@ -69,16 +69,16 @@ def get_config() -> ml_collections.ConfigDict:
     config.deep_stem = False  # True: ResNet-D, a stem of three convolutions and mean shortcuts
     config.squeeze_excite = 0.0  # 0.0625: SE-ResNet, with layers of this share of the channels
     config.blur_pool = False  # True: blur before convolutions with a stride; needs 'plain' below
-    # The padding; 'torch': as torchvision, timm and Keras; 'conv': no max-pool, but a
+    # Padding of the max-pool; 'torch': as torchvision, timm and Keras; 'conv': no max-pool, but a
     # convolution with a stride, as ResNet-RS.
     config.max_pool = "same"
     config.num_filters = 64  # channels of the stem
     config.precision = "bfloat16"  # of activations; parameters and statistics are float32
     config.space_to_depth = False  # True: the stem reads blocks of 2 x 2 pixels
-    # Devices that share BatchNorm statistics, 0 for all, or images that do: "64/4096". These are
-    # 64 of the 4096 images of a forward pass, so that the number of devices does not matter.
+    # Devices in a group of synchronised BatchNorm, 0 for all; or "64/4096": as many devices
+    # as have 64 of the 4096 images of a forward pass, so that their number does not matter.
     config.bn_span = config_dict.FieldReference(1, field_type=object)  # a number or text
-    config.bn_momentum = 0.9  # of the running statistics
+    config.bn_momentum = 0.9  # of BatchNorm's running statistics
     # 'frozen': training normalises with the statistics of `init_from`; they never change.
     # 'auto': that, for fewer than 2,000 training images or fewer than 10 that share statistics.
     config.bn_statistics = "batch"
@@ -104,9 +104,9 @@ def get_config() -> ml_collections.ConfigDict:
     # > 0: mixes pairs of images with shares from Beta(alpha, alpha). With both, half of them each.
     config.mixup = 0.0
     config.cutmix = 0.0  # > 0: puts a window of another image into each
-    config.random_erasing = 0.0  # the share of the images of which a window is erased
-    config.drop_path = 0.0  # the share of the rows for which the last block is dropped
-    config.dropout = 0.0  # the share of the features that the head does not see
+    config.random_erasing = 0.0  # share of images of which a window is erased
+    config.drop_path = 0.0  # stochastic depth: share of rows that skip the last block
+    config.dropout = 0.0  # share of features dropped before the head
     config.head_bias_from_classes = False  # begin with a bias of -log(classes)
     # 'auto': rare classes count more; the loss of an image is divided by its class's share of the
     # training images. The weights have the mean 1 over them. The numbers are manifest.json's;
@@ -116,7 +116,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.learning_rate_per = 256  # images
     config.warmup_epochs = 5.0
     config.learning_rate_decay_epochs = (30, 60, 80)
-    config.end_learning_rate = 1e-4  # only 'polynomial'
+    config.end_learning_rate = 1e-4  # only 'polynomial': the last rate
 
     config.target = 0.76  # top-1 to reach
     return config

@@ -19,9 +19,9 @@ def get_config() -> ml_collections.ConfigDict:
     config.data_dir = ""  # '' = the folder in the environment variable `data_env`
     config.data_env = "MLP_PATH_GCS_TRANSFORMER"  # environment variable of the folder
     config.train_files = "*packed-train*,wmt32k-encoded-train-*"  # patterns of the records' names
-    config.eval_files = "*-dev*,wmt32k-encoded-dev*"  # patterns
-    config.vocabulary_file = "vocab.*"  # patterns
-    # The sentences to evaluate as text. Their true translations, line by line: the first two
+    config.eval_files = "*-dev*,wmt32k-encoded-dev*"  # patterns for evaluation
+    config.vocabulary_file = "vocab.*"  # patterns of its name
+    # Text files of the sentences to evaluate. Their true translations, line by line: the first two
     # files of the same name, such as newstest2014.en and .de. Without them the eval records are
     # evaluated; their translations are in the first of eval_references, else in the records. Where
     # a key has a single name, that file is taken and must exist; '' is none.
@@ -39,11 +39,11 @@ def get_config() -> ml_collections.ConfigDict:
     # Model.
     config.num_layers = 6  # of the encoder, and of the decoder
     config.width = 1024  # of the embeddings and layers
-    config.mlp_width = 4096  # of the layers between
+    config.mlp_width = 4096  # of the feed-forward layers
     config.num_heads = 16  # of each attention
     config.variant = "tensor2tensor"  # or 'marian': post-norm, with biases, as OPUS-MT's models
     config.activation = "relu"  # or 'swish', 'gelu'
-    config.dropout = 0.1  # the share of the activations that training drops
+    config.dropout = 0.1  # share of activations that training drops
     config.label_smoothing = 0.1  # the share of each target that all classes share
     config.precision = "bfloat16"  # of activations; parameters, norms and losses are float32
     config.remat = False  # compute activations again in the backward pass; it saves memory
@@ -62,7 +62,7 @@ def get_config() -> ml_collections.ConfigDict:
 
     # Evaluation.
     config.eval_batch_size = 512  # sentences
-    config.beam_size = 4  # translations that the search follows
+    config.beam_size = 4  # beams of the search
     config.length_penalty = 0.6  # the power of the length that a score is divided by
     config.extra_length = 50  # tokens that a translation may be longer than its source
     config.target = 0.25  # BLEU to reach, uncased
