@@ -9,6 +9,7 @@ import io
 import random
 import sys
 import unicodedata
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,7 +95,7 @@ def models(tmp_path_factory):
     [("subwords", "subwords", 55), ("usual", "sentencepiece", 302), ("own", "sentencepiece", 300)],
 )
 def test_text_comes_back(models, name, kind, size):
-    loaded = vocabulary.load_vocabulary(str(models[name]))
+    loaded: Any = vocabulary.load_vocabulary(str(models[name]))
     assert (loaded.kind, loaded.size) == (kind, size)
     assert loaded.digest == hashlib.sha256(models[name].read_bytes()).hexdigest()
     for text in (TEXT, "die Katze saß", "an é and 😀"):
