@@ -30,7 +30,7 @@ def choose_recipe(recipes: Mapping[str, Any], name: str, file: str) -> Any:
 def get_config() -> ml_collections.ConfigDict:
     """All keys of the loop; a recipe sets the values that differ and adds its benchmark's keys."""
     config = ml_collections.ConfigDict()
-    config.seed = 0  # of everything that is random
+    config.seed = 0  # of all random numbers
     config.train_batch_size = 1024  # examples per step, over all devices
     # Number of micro-batches in a step; 'auto': the fewest with which it fits the memory.
     config.gradient_accumulation_steps = ml_collections.FieldReference(1, field_type=object)
@@ -110,7 +110,7 @@ def _optimizer(config: ml_collections.ConfigDict) -> None:
     config.lars_trust_coefficient = 0.001  # of 'lars': multiplies the ratio of norms
     config.lars_epsilon = 0.0  # of 'lars': added to the norm of the gradient
     config.adam_beta1 = 0.9  # of 'adam' and 'lamb': the decay of the mean gradient
-    config.adam_beta2 = 0.999  # the same of the mean squared gradient
+    config.adam_beta2 = 0.999  # decay of the mean squared gradient
     config.adam_epsilon = 1e-8  # added to the root of the mean square
     config.gradient_clip_norm = 0.0  # a gradient with a larger norm is scaled down; 0 = off
     # True: clip the gradient of each device before the mean; as MLPerf's GNMT.

@@ -23,9 +23,9 @@ def get_config() -> ml_collections.ConfigDict:
     config.data_dir = ""  # '' = the folder in the environment variable `data_env`
     config.data_env = "MLP_PATH_GCS_NMT"  # environment variable of the folder
     config.train_source = "train.tok.clean.bpe.32000.en"  # sentences, one in a line
-    config.train_target = "train.tok.clean.bpe.32000.de"  # their translations
+    config.train_target = "train.tok.clean.bpe.32000.de"  # translations of train_source
     config.eval_source = "newstest2014.tok.bpe.32000.*en"  # to translate; Google has .padded.en
-    config.eval_target = "newstest2014.tok.bpe.32000.*de"  # their translations
+    config.eval_target = "newstest2014.tok.bpe.32000.*de"  # translations of eval_source
     config.train_files = "*packed-train*,wmt32k-encoded-train-*"  # patterns of the records' names
     config.eval_files = "*-dev*,wmt32k-encoded-dev*"  # patterns for evaluation
     config.vocabulary_file = "vocab.*"  # patterns of its name

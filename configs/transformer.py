@@ -26,7 +26,7 @@ def get_config() -> ml_collections.ConfigDict:
     # evaluated; their translations are in the first of eval_references, else in the records. Where
     # a key has a single name, that file is taken and must exist; '' is none.
     config.eval_source = "wmt14-en-de.src,newstest2014.en"
-    config.eval_references = "references.txt,wmt14-en-de.ref,newstest2014.de"  # their translations
+    config.eval_references = "references.txt,wmt14-en-de.ref,newstest2014.de"  # of eval_source
     # 0 = as many as the data hold; any other number must agree with the data.
     config.num_train_rows = 0
     config.num_eval_sentences = 0  # 0 = as many as the data hold

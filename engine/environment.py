@@ -55,7 +55,7 @@ def keep_freed_memory() -> None:
     """Makes malloc keep freed memory for the next step, for runs whose devices are CPUs.
 
     XLA allocates the temporaries of each step again on CPUs. By default glibc returns large blocks
-    to the system, and new pages took a third of NCF's step (92 ms instead of 59 on ml-20m). Call
+    to the system, and new pages took a third of NCF's step on large tables. Call
     this before jax opens its devices: a thread that has its own arena already goes on mapping
     blocks. It does nothing where malloc is not glibc's.
     """

@@ -9,6 +9,7 @@ import shlex
 import sys
 import types
 
+_before = sys.excepthook
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -28,10 +29,10 @@ def _show(kind: type, error: BaseException, trace: "types.TracebackType | None")
     while last and last.tb_next:
         last = last.tb_next
     path = os.path.relpath(last.tb_frame.f_code.co_filename if last else os.devnull, _ROOT)
-    is_ours = not path.startswith((os.pardir, ".venv"))
+    is_ours = not path.startswith((os.pardir, ".venv")) and "site-packages" not in path
     name = error.name if isinstance(error, ModuleNotFoundError) else None
     if not last or not is_ours or not name or "." in name:
-        sys.__excepthook__(kind, error, trace)
+        _before(kind, error, trace)
         return
     place = f"{path}, line {last.tb_lineno}, imports it"
     text = f"ERROR: {sys.executable} has no package {name!r} ({place}); {_advice()}"

@@ -51,6 +51,19 @@ ONLY_IN = {
     # mllog; the checkers
     "mlperf_logging": ["engine/mlperf.py", "scripts/mlperf/check.py"],
 }
+# The floors inside two packages, from above: an import goes down, or stays on its floor. What has
+# no name here is on the lowest.
+INSIDE = {
+    "engine": (
+        *("evaluate pace checks", "fit intervals stopping corruption mlperf", "run checkpoint"),
+        *("plan", "report cluster"),
+    ),
+    "common": (
+        "preparation foreign exportable translator_files",
+        "data images locks text",
+        "tensorflow onnx_graph keys entry cli limits trees",
+    ),
+}
 RECIPES_NEED = r"ml_collections|collections\.abc|math|typing"
 
 
@@ -106,6 +119,25 @@ def faults(path: str, source: str) -> list[str]:
             wrong |= own == "configs" and not re.match(rf"({RECIPES_NEED})(\.|$)", name)
         violations += [f"{path} imports {name}"] if wrong else []
     return violations
+
+
+@pytest.mark.parametrize("package", INSIDE)
+def test_imports_inside_a_package_go_down(package):
+    floors = [names.split() for names in INSIDE[package]]
+
+    def level(part: str) -> int:
+        return next((i for i, names in enumerate(floors) if part in names), len(floors))
+
+    parts = {path.stem for path in (ROOT / package).iterdir()}
+    assert all(name in parts for names in floors for name in names)
+    climbs = []
+    for path in (ROOT / package).glob("**/*.py"):
+        own = path.relative_to(ROOT / package).parts[0].removesuffix(".py")
+        for name in imports(str(path.relative_to(ROOT)), path.read_text()):
+            top, _, rest = name.partition(".")
+            if top == package and rest and level(rest.split(".")[0]) < level(own):
+                climbs.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not climbs
 
 
 def test_imports_go_downwards():

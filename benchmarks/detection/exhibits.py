@@ -155,13 +155,13 @@ class Artist:
             photos.append(Photo(image_id, np.asarray(pixels), size_of[image_id]))
         return photos
 
-    def draw(self, photos: Sequence[Photo], form: str = "jpeg", dpi: int = 100) -> bytes:
+    def draw(self, photos: Sequence[Photo], form: str = "jpeg") -> bytes:
         """A JPEG or "png" with a pair of images for each photo."""
         from matplotlib.figure import Figure  # takes a second to import
 
         columns = min(_COLUMNS, len(photos))
         rows = -(-len(photos) // columns)
-        highest = _INCHES * max(photo.size[0] / photo.size[1] for photo in photos)
+        highest = _INCHES * min(3, max(photo.size[0] / photo.size[1] for photo in photos))
         size = 2 * columns * _INCHES, rows * (highest + 0.4)
         figure, file = Figure(figsize=size, layout="constrained"), io.BytesIO()
         axes = figure.subplots(rows, 2 * columns, squeeze=False, subplot_kw=_BARE)
@@ -170,7 +170,7 @@ class Artist:
             detections = {key: values[is_here] for key, values in self.detections.items()}
             self._draw_objects(left, photo, detections)
             self._draw_objects(right, photo, self._true(photo))
-        figure.savefig(file, format=form, dpi=dpi)
+        figure.savefig(file, format=form, dpi=100)
         return file.getvalue()
 
     def _true(self, photo: Photo) -> dict[str, Any]:
@@ -245,5 +245,5 @@ def _first(artist: Artist) -> Exhibit:
         f"beside it the true boxes. Detections with a score below {MIN_SCORE} are not drawn; "
         "detections.json has all of them.",
         pictures=[Picture(artist.draw([photo]), (), wide=True) for photo in photos],
-        files={"detections.png": artist.draw(photos, "png", 60)},
+        files={"detections.png": artist.draw(photos, "png")},
     )

@@ -6,7 +6,7 @@ must be host 0's. Host 0 refuses any other connection and goes on waiting.
 
 During the run a closed connection shows that a host's process has died, and silence shows that a
 host hangs. A host that fails sends the reason. jax's own service would abort the other processes
-with a C++ stack, after minutes or at once (docs/design.md).
+with a C++ stack, after some seconds or minutes.
 """
 
 import asyncio

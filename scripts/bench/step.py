@@ -11,8 +11,8 @@ optax, with the same dtypes and compiler options, --peer=torch in PyTorch (peers
 The step is train.py's, on a batch of the data or, without data, on a random one.
 
 On devices both steps run in turn, and the least of --steps rounds counts; on CPUs in float32,
-unless told otherwise. Estimates need libtpu (requirements-tpu.txt) and take minutes for each step;
-docs/check.md says what they leave out. --json prints an object per step instead of a table.
+unless told otherwise. Estimates need libtpu (requirements-tpu.txt) and take minutes for each step.
+--json prints an object per step instead of a table.
 """
 
 import argparse

@@ -53,8 +53,7 @@ def blocked_stem(inner: Callable[..., Any]) -> Callable[..., Any]:
 class BlockedConv(nn.Module):
     """The plain stem's convolution, kernel [7, 7, C, F], of images in blocks of 2x2 pixels.
 
-    TPUs read 4 * C channels faster than C: for Mask R-CNN's images of 832x1344 pixels, a v3 spends
-    half the time on normalisation, stem and max-pool (docs/mask_rcnn.md).
+    TPUs read 4 * C channels faster than C.
     """
 
     features: int
