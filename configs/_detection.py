@@ -20,7 +20,7 @@ def get_config() -> ml_collections.ConfigDict:
     # 0 = as many as the data hold; any other number must agree with the data.
     config.num_train_images = 0  # those that training takes
     config.empty_images = False  # True: training takes images without objects, too
-    config.num_eval_images = 0  # 0 = as many as the data hold
+    config.num_eval_images = 0  # 0 = all
     config.num_classes = 0  # without the background; 0 = as many as the data have, else COCO's 80
     config.class_numbers = "order"  # class k is the k-th category; 'ids': the category with id k
     config.max_boxes = 100  # of a training image, at most; of more, the largest are taken

@@ -26,8 +26,8 @@ def get_config() -> ml_collections.ConfigDict:
     # 0 = as many as the data hold; all three. Without data, as in preflight: ml-20m's 138493, 26744
     # and 20000263. Other numbers must agree with the data.
     config.num_users = 0
-    config.num_items = 0  # 0 = as many as the data hold
-    config.num_ratings = 0  # 0 = as many as the data hold
+    config.num_items = 0  # 0 = all
+    config.num_ratings = 0  # 0 = all
     config.train_negatives = 4  # items drawn for each rating; others in each epoch
     # Hold out items: the 'latest' of each user, a 'random' one, from a date on, or 'none'. The seed
     # draws. A date: '2018-05-31', or 'date' or '20%' for the newest rows.
