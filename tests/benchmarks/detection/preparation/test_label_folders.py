@@ -400,7 +400,7 @@ REFUSED = {
         {"b.jpg": JPEG, "train.csv": f"{OPEN_HEAD}a,x,{OPEN_CAT}"},
         ("no image has a label",),
     ),
-    "yolo: no labels": ("yolo", {"b.jpg": JPEG}, ("give the folder that", "images/ and labels/")),
+    "yolo: no labels": ("yolo", {"b.jpg": JPEG}, ("give the folder that", "images and labels")),
 }
 
 
