@@ -35,7 +35,8 @@ from input_pipeline import Source
 
 _FEW_IMAGES = 2_000  # below this number, new statistics are worse than those of the first model
 _FEW_SHARED = 10  # images that share statistics: below, these are too noisy
-# CPU time per training image, fitted to measurements at 128, 160 and 224 pixels on two cores: (for each image, for each of its pixels after resizing).
+# CPU time per training image, fitted to measurements at 128, 160 and 224 pixels on two
+# cores: (for each image, for each of its pixels after resizing).
 _MICROSECONDS = {"exact": (1500.0, 0.018), "fast": (1430.0, 0.0077)}
 
 
