@@ -20,8 +20,8 @@
 #                                              --config.train_steps=100; with finetune those of the
 #                                              second training
 #
-# It takes 1 to 7 minutes on two CPU cores, after 1 to 3 minutes of installation; translate and
-# flowers up to an hour. The environment: PYTHON=python3.12 chooses the interpreter, VENV=.venv-3.12
+# It takes 1 to 7 minutes on two CPU cores, after 1 to 3 minutes of installation; flowers about half
+# an hour, translate 75 minutes. The environment: PYTHON=python3.12 chooses the interpreter, VENV=.venv-3.12
 # the folder of the installed packages.
 set -euo pipefail
 
